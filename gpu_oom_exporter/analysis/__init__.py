@@ -1,0 +1,86 @@
+"""THINK: pure functions, one module per operator question; `think` asks them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from gpu_oom_exporter.analysis import engines, headroom, ownership
+from gpu_oom_exporter.analysis.history import History
+from gpu_oom_exporter.config import Config
+from gpu_oom_exporter.model import Gpu, GpuIdentity, HostFacts, NvmlFacts, Place, Report, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All state of the daemon. Only the tick replaces it; `history` is bounded and added to by `think` alone."""
+
+    report: Report | None = None
+    history: History = field(default_factory=History)
+    nvml: NvmlFacts | None = None
+    """The newest reading that was judged: one reading seen by two ticks counts once."""
+
+
+def think(snapshot: Snapshot, state: State, config: Config) -> State:
+    """The conclusions from *snapshot*, on top of what *state* remembers."""
+    history, nvml = state.history, snapshot.nvml
+    told = engines.judge(snapshot.engines, nvml, history, snapshot.mono)
+    report = Report(
+        time=snapshot.time,
+        health=snapshot.health,
+        engines=told,
+        host=snapshot.host,
+        tick_lateness_seconds=snapshot.tick_lateness_seconds,
+    )
+    if nvml is None:
+        return State(report, history, None)
+    owned = ownership.own(nvml, told, history, new=nvml is not state.nvml)
+    up, gpus = _inventory(nvml, snapshot.host, history)
+    place_by_uuid = {place.uuid: place for place in up}
+    report = replace(
+        report,
+        gpus=gpus,
+        gpu_up={place: claim for place, claim in up.items() if claim is not None},
+        recovery_actions={
+            ownership.place_of(gpu): gpu.recovery_action
+            for gpu in nvml.gpus
+            if gpu.up and gpu.recovery_action is not None
+        },
+        xids={(place_by_uuid[x.uuid], x.xid): x.count for x in nvml.xids if x.uuid in place_by_uuid},
+        rejected=nvml.rejected,
+        headroom=headroom.measure(nvml, snapshot.host, told, owned, history, snapshot.mono),
+        ownership=owned,
+        process_bytes=ownership.by_command(owned, config.processes.floor_bytes, history),
+    )
+    return State(report, history, nvml)
+
+
+def _inventory(
+    nvml: NvmlFacts, host: HostFacts | None, history: History
+) -> tuple[dict[Place, bool | None], tuple[GpuIdentity, ...]]:
+    """Every GPU on the bus: up, down (no NVML handle), or None while it sleeps; and who it is."""
+    up: dict[Place, bool | None] = {}
+    identities = []
+    listed = {gpu.pci_bus_id for gpu in nvml.gpus}
+    missing = [gpu for gpu in (host.gpus if host else ()) if gpu.pci_bus_id not in listed]
+    for gpu in nvml.gpus:
+        place = ownership.place_of(gpu)
+        if gpu.uuid:
+            history.names[gpu.pci_bus_id] = (place.gpu, gpu.uuid)
+        elif missing:  # NVML counts it and gives no handle; both lists are in bus order
+            known = missing.pop(0)
+            place = Place(place.gpu, history.names.get(known.pci_bus_id, ("", known.uuid))[1])
+            gpu = replace(gpu, pci_bus_id=known.pci_bus_id, name=known.name)
+        up[place] = gpu.up
+        identities.append(_identity(gpu, place, nvml.driver_version))
+    for absent in missing:
+        index, uuid = history.names.get(absent.pci_bus_id, (absent.pci_bus_id, absent.uuid))
+        place = Place(index, uuid)
+        up[place] = None if absent.suspended else False
+        ghost = Gpu(None, uuid, absent.pci_bus_id, absent.name)
+        identities.append(_identity(ghost, place, nvml.driver_version))
+    return up, tuple(identities)
+
+
+def _identity(gpu: Gpu, place: Place, driver_version: str) -> GpuIdentity:
+    device = "" if gpu.minor is None else f"nvidia{gpu.minor}"
+    return GpuIdentity(place, gpu.name, gpu.pci_bus_id, device, driver_version, gpu.memory_kind)

@@ -1,0 +1,1 @@
+"""NAME: tables a newcomer edits; no logic beyond a lookup."""

@@ -1,0 +1,189 @@
+"""The command line: one small module per command; the only place that prints."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+from gpu_oom_exporter import __version__
+from gpu_oom_exporter.config import Config, ConfigError, parse_yaml
+from gpu_oom_exporter.daemon import Paths
+
+PROG = "gpu-oom-exporter"
+OK, PROBLEM, MISUSE = 0, 1, 2
+ENVIRONMENT = "GPU_OOM_EXPORTER_"
+
+
+class Misuse(Exception):
+    """The command line or a file it names cannot be used; printed, exit 2."""
+
+
+def build_parser(environment: Mapping[str, str] | None = None) -> argparse.ArgumentParser:
+    """Every command and flag. Each flag's default can be set by its mirror in *environment*."""
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        description="Tells you that GPU memory will run out before it does, and who holds it.",
+        epilog="Without a command: serve. Exit status: 0 all well, 1 a problem was found, 2 misuse.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run the daemon", allow_abbrev=False)
+    _demo(serve)
+    _config(serve)
+    serve.add_argument("--config.check", action="store_true", help="check the configuration file and exit")
+    serve.add_argument(
+        "--web.listen-address",
+        action="append",
+        metavar="HOST:PORT",
+        help="where to serve; may be given more than once (default 127.0.0.1:10140)",
+    )
+    serve.add_argument("--web.telemetry-path", default="/metrics", metavar="PATH", help="where the metrics are")
+    _paths(serve)
+    _logging(serve)
+
+    snapshot = commands.add_parser(
+        "snapshot", help="read everything once and print it, with names masked", allow_abbrev=False
+    )
+    _demo(snapshot)
+    _config(snapshot)
+    _paths(snapshot)
+    _logging(snapshot)
+    snapshot.add_argument("--output", choices=("text", "json"), default="text", help="format of the result")
+
+    generate = commands.add_parser(
+        "generate", help="write the files that follow from the catalogues", allow_abbrev=False
+    )
+    generate.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is out of date")
+    generate.add_argument("--out", default=".", metavar="DIR", help="root of the repository")
+
+    for command in commands.choices.values():
+        _mirror(command, environment or {})
+    return parser
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--demo", action="store_true", help="on a simulated host: no GPU, no root, nothing installed")
+    parser.add_argument(
+        "--demo.speed",
+        type=float,
+        default=1.0,
+        metavar="N",
+        help="let the simulated host's time run N times as fast",
+    )
+
+
+def _config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config.file", metavar="FILE", help="what to watch; see docs/configuration.md")
+
+
+def _paths(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--path.procfs", default="/proc", metavar="DIR", help="where /proc of the host is")
+    parser.add_argument("--path.sysfs", default="/sys", metavar="DIR", help="where /sys of the host is")
+    parser.add_argument(
+        "--storage.path",
+        metavar="DIR",
+        help="what must survive a restart (default: systemd's state directory, /var/lib/gpu-oom-exporter for root, "
+        "else ~/.local/state/gpu-oom-exporter)",
+    )
+
+
+def _logging(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log.level", choices=("debug", "info", "warning", "error"), default="info", help="log from here on"
+    )
+    parser.add_argument("--log.format", choices=("logfmt", "json"), default="logfmt", help="form of the log lines")
+
+
+def mirror_name(flag: str) -> str:
+    """The environment variable that mirrors *flag*."""
+    return ENVIRONMENT + re.sub(r"[^A-Z0-9]+", "_", flag.lstrip("-").upper())
+
+
+def _mirror(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    for action in parser._actions:
+        flag = next((o for o in action.option_strings if o.startswith("--")), None)
+        text = environment.get(mirror_name(flag)) if flag and flag != "--help" else None
+        if text is None:
+            continue
+        if isinstance(action, argparse._StoreTrueAction):
+            action.default = text.lower() in ("1", "true", "yes")
+        elif isinstance(action, argparse._AppendAction):
+            action.default = [part for part in re.split(r"[,\s]+", text) if part]
+        else:
+            if action.choices is not None and text not in action.choices:
+                raise Misuse(f"{mirror_name(flag or '')}: {text!r} is not one of {', '.join(action.choices)}")
+            action.default = text  # argparse converts a text default as it converts an argument
+
+
+def load_config(path: str | None) -> Config:
+    """The configuration in the file *path*, or the defaults."""
+    if path is None:
+        return Config()
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, ValueError) as err:
+        detail = err.strerror if isinstance(err, OSError) and err.strerror else "is not UTF-8 text"
+        raise Misuse(f"{path}: {detail}") from err
+    try:
+        return parse_yaml(text)
+    except ConfigError as err:
+        raise Misuse("\n".join(f"{path}: {problem}" for problem in err.problems)) from err
+
+
+def paths(arguments: argparse.Namespace) -> Paths:
+    """The roots that *arguments* give, with the storage folder worked out."""
+    chosen = vars(arguments)
+    storage = chosen["storage.path"] or os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if not storage:
+        home = (
+            "/var/lib"
+            if os.geteuid() == 0
+            else os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        )
+        storage = f"{home}/gpu-oom-exporter"
+    return Paths(chosen["path.procfs"], chosen["path.sysfs"], storage)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command in *argv* and return its exit status."""
+    words = list(argv)
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
+        words.insert(0, "serve")
+    try:
+        arguments = build_parser(os.environ).parse_args(words)
+        if vars(arguments).get("demo") and vars(arguments).get("config.file"):
+            raise Misuse("--demo watches its own engines; leave out --config.file")
+        if arguments.command == "serve":
+            from gpu_oom_exporter.cli import serve
+
+            return serve.run(arguments)
+        if arguments.command == "snapshot":
+            from gpu_oom_exporter.cli import snapshot
+
+            return snapshot.run(arguments)
+        from gpu_oom_exporter.cli import generate
+
+        return generate.run(arguments)
+    except Misuse as err:
+        for line in str(err).splitlines():
+            print(f"{PROG}: {line}", file=sys.stderr)
+        return MISUSE
+    except SystemExit as err:  # argparse: 0 for --help, 2 for misuse
+        return err.code if isinstance(err.code, int) else MISUSE
+
+
+def main_and_exit() -> None:
+    """The console script."""
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # `snapshot | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = OK
+    sys.exit(status)

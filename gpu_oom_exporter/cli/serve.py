@@ -1,0 +1,97 @@
+"""`serve`: run the daemon until a signal ends it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import threading
+
+from gpu_oom_exporter import __version__
+from gpu_oom_exporter.cli import OK, Misuse, load_config, logs, paths
+from gpu_oom_exporter.daemon import Daemon, World, simulated_host, this_host
+from gpu_oom_exporter.publish.web import ListenError, Server, split_address
+
+log = logging.getLogger(__name__)
+
+LISTEN = "127.0.0.1:10140"
+
+LAST_RESORT_SECONDS = 1.8
+"""After this a stop is forced: a name server that does not answer must not hold the next start."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check everything that can be checked, then serve."""
+    chosen = vars(arguments)
+    config = load_config(chosen["config.file"])
+    addresses = tuple(chosen["web.listen_address"] or (LISTEN,))
+    try:
+        for address in addresses:
+            split_address(address)
+    except ListenError as err:
+        raise Misuse(str(err)) from err
+    path = chosen["web.telemetry_path"]
+    if not path.startswith("/") or path.startswith("/-/") or any(c in path for c in "{}?# "):
+        raise Misuse(f"--web.telemetry-path: {path!r} must begin with / and hold none of {{ }} ? #")
+    if not 0.1 <= chosen["demo.speed"] <= 100:
+        raise Misuse(f"--demo.speed: {chosen['demo.speed']:g} is not between 0.1 and 100")
+    if chosen["config.check"]:
+        print(f"{chosen['config.file'] or 'the defaults'}: valid, {len(config.engines)} engines")
+        return OK
+    logs.set_up(chosen["log.level"], chosen["log.format"])
+    if arguments.demo:
+        world, config = simulated_host(chosen["demo.speed"])
+    else:
+        world = this_host(config, paths(arguments))
+    log.info(
+        "starting",
+        extra={
+            "version": __version__,
+            "demo": arguments.demo or None,
+            "config": chosen["config.file"],
+            "sources": ",".join(sorted({source.name for source in world.sources})),
+            "engines": ",".join(engine.name for engine in config.engines),
+        },
+    )
+    try:
+        asyncio.run(_serve(Daemon(world, config), world, addresses, path))
+    except ListenError as err:
+        raise Misuse(f"{err}. Is it running already? Another address is set with --web.listen-address") from err
+    log.info("stopped")
+    return OK
+
+
+async def _serve(daemon: Daemon, world: World, addresses: tuple[str, ...], path: str) -> None:
+    loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
+    assert main is not None
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            last_resort = threading.Timer(LAST_RESORT_SECONDS, os._exit, (OK,))
+            last_resort.daemon = True
+            last_resort.start()
+            main.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    if world.release_nvml is not None:
+        loop.add_signal_handler(signal.SIGUSR1, world.release_nvml)
+
+    def started(server: Server) -> None:
+        for host, port in server.bound:
+            name = f"[{host}]" if ":" in host else host
+            log.info("listening", extra={"url": f"http://{name}:{port}{path}"})
+
+    try:
+        await daemon.run(addresses, path, started)
+    except asyncio.CancelledError:
+        if not asked:
+            raise
+    except BaseExceptionGroup as err:
+        raise err.exceptions[0] from err

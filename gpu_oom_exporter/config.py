@@ -1,0 +1,163 @@
+"""Frozen settings with defaults and help; strict, and every problem is reported at once with its dotted path.
+
+*What to watch* is in the file that `parse` understands; *how to run* is in the flags of `cli`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable, Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `problems` has one sentence each, with its dotted path."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, and strict about names and types."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class Engine(Section):
+    """An inference server to watch."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=64,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/-]*$",
+        description="Our name for it, the `engine` label: stable over restarts, never a PID or pod hash.",
+    )
+    url: str = Field(description="Address of the API server, for example `http://127.0.0.1:8000`.")
+    kind: Literal["vllm"] = Field("vllm", description="Which engine it is.")
+    period_seconds: Seconds = Field(
+        5.0,
+        description="Seconds between polls; doubled while an answer takes over 100 ms or the engine loads.",
+    )
+    timeout_seconds: Seconds = Field(4.0, description="A poll that takes longer has failed.")
+    bearer_token_file: str | None = Field(
+        None, description="File with the API key; it is sent to this URL only and read at every poll."
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https"):
+            raise ValueError("must start with http:// or https://")
+        if not parts.hostname:
+            raise ValueError("has no host")
+        if parts.port == 0:
+            raise ValueError("has port 0")
+        if parts.username or parts.password:
+            raise ValueError("must not hold a user or password; use bearer_token_file")
+        if parts.query or parts.fragment:
+            raise ValueError("must not have a query or fragment")
+        return url.rstrip("/")
+
+
+class Nvml(Section):
+    """How the NVIDIA driver is read."""
+
+    enabled: bool = Field(True, description="Off on a host whose GPUs are none of our business.")
+    period_seconds: Seconds = Field(1.0, description="Seconds between readings.")
+    deadline_seconds: Seconds = Field(8.0, description="A reading that takes longer is `stuck`.")
+
+
+class Processes(Section):
+    """Which processes get a series of their own."""
+
+    floor_bytes: int = Field(
+        256 * 1024 * 1024, ge=0, description="A command below this has no `gpu_oom_process_vram_bytes`."
+    )
+
+
+class Limits(Section):
+    """Bounds that keep a broken host from flooding Prometheus."""
+
+    series: int = Field(5000, ge=100, le=1_000_000, description="Series on the page; more are dropped and counted.")
+
+
+class Config(Section):
+    """The whole file."""
+
+    engines: tuple[Engine, ...] = Field((), description="Inference servers to watch.")
+    nvml: Nvml = Field(Nvml(), description="How the NVIDIA driver is read.")
+    processes: Processes = Field(Processes(), description="Which processes get a series of their own.")
+    limits: Limits = Field(Limits(), description="Bounds.")
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Config:
+        seen: dict[str, int] = {}
+        for number, engine in enumerate(self.engines):
+            if engine.name in seen:
+                raise ValueError(f"engines.{number}.name: {engine.name!r} is the name of engines.{seen[engine.name]}")
+            seen[engine.name] = number
+        return self
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice: YAML's rule is that the last one silently wins."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is there twice", key_node.start_mark
+                )
+            seen.add(key if isinstance(key, Hashable) else str(key))
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str) -> Config:
+    """The configuration in *text*, or `ConfigError`."""
+    try:
+        loaded = yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as err:
+        mark = err.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError([f"{where}not valid YAML: {err.problem or err}"]) from err
+    except (yaml.YAMLError, ValueError, RecursionError) as err:
+        raise ConfigError([f"not valid YAML: {' '.join(str(err).split())}"]) from err
+    if loaded is None:
+        return Config()
+    if not isinstance(loaded, Mapping):
+        raise ConfigError([f"must be a mapping of settings, not {type(loaded).__name__}"])
+    return parse(loaded)
+
+
+def parse(mapping: Mapping[Any, Any]) -> Config:
+    """The configuration in *mapping*, or `ConfigError` with every problem."""
+    wrong = [str(key) for key in mapping if not isinstance(key, str)]
+    if wrong:
+        raise ConfigError([f"{key}: a setting's name must be text" for key in wrong])
+    try:
+        # through JSON, so that a YAML list is a tuple while "5" stays no number
+        return Config.model_validate_json(json.dumps(mapping, default=str))
+    except ValidationError as err:
+        raise ConfigError([_sentence(problem) for problem in err.errors(include_url=False)]) from err
+
+
+WORDS = {"extra_forbidden": "there is no such setting", "missing": "is required"}
+
+
+def _sentence(problem: Any) -> str:
+    path = ".".join(str(part) for part in problem["loc"])
+    text = WORDS.get(problem["type"]) or re.sub(r"^Value error, ", "", problem["msg"])
+    if problem["type"] not in (*WORDS, "value_error"):
+        text = text[0].lower() + text[1:] + f", not {problem['input']!r}"
+    return f"{path}: {text}" if path else text

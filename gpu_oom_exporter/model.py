@@ -1,0 +1,417 @@
+"""Everything that crosses a layer: facts (Snapshot), conclusions (Report), and their health. Read this first.
+
+Sources turn the world into a `Snapshot`, analysis turns a `Snapshot` into a `Report`, publishers tell the
+`Report`. All of it is frozen. Unknown is ``None`` and is never exposed; 0 is a fact.
+Bytes are bytes, ratios are 0..1, `time` is unix seconds and `mono` is monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a source has no facts; a closed set, safe as a label value."""
+
+    TIMEOUT = "timeout"  # the read took longer than the source may take
+    STUCK = "stuck"  # the driver does not answer and its reader cannot be replaced
+    NO_LIBRARY = "no_library"  # libnvidia-ml.so.1 is missing or is not a library
+    NO_DRIVER = "no_driver"  # the library is there, the kernel driver is not
+    MISMATCH = "mismatch"  # library and kernel driver have different versions
+    NO_PERMISSION = "no_permission"
+    DRIVER_LOST = "driver_lost"  # NVML answered before and fails now
+    RELEASED = "released"  # somebody asked us to let go of the driver
+    SUSPENDED = "suspended"  # every NVIDIA function sleeps and we do not wake it
+    READER_FAILED = "reader_failed"  # the reader process ended or spoke nonsense
+    STALE = "stale"  # the newest facts are too old to be used
+    INTERNAL = "internal"  # a bug of ours; the log has the traceback
+
+
+class Gap(StrEnum):
+    """Why memory of a GPU cannot be given to its holders (`design.md` §4)."""
+
+    NO_HOST_PID = "no_host_pid"
+    NO_PERMISSION = "no_permission"
+    WDDM = "wddm"
+    MPS = "mps"
+    VGPU = "vgpu"
+    NOT_SUPPORTED = "not_supported"
+
+
+FIXABLE_GAPS = frozenset({Gap.NO_HOST_PID, Gap.NO_PERMISSION})
+"""Gaps that a setting of this deployment closes; the others are limits of the platform."""
+
+
+class Holder(StrEnum):
+    """Who has the bytes (`design.md` §2)."""
+
+    ENGINE = "engine"
+    PROCESS = "process"
+    GRAPHICS = "graphics"
+    MPS = "mps"
+    SUSPENDED = "suspended"
+    ORPHAN = "orphan"
+    UNATTRIBUTED = "unattributed"
+
+
+class MemoryKind(StrEnum):
+    """Which question NVML answered about memory."""
+
+    DEDICATED = "dedicated"  # memory info v2: total = reserved + used + free
+    DEDICATED_V1 = "dedicated_v1"  # v1: reserved is inside used
+    UNIFIED = "unified"  # shared with the CPU: headroom is MemAvailable
+    UNKNOWN = "unknown"
+
+
+class EngineState(StrEnum):
+    """What a declared or found engine is doing (`design.md` §4)."""
+
+    READY = "ready"
+    LOADING = "loading"
+    ASLEEP = "asleep"
+    DOWN = "down"
+    UNAUTHORIZED = "unauthorized"
+    NO_STATS = "no_stats"
+    UNREACHABLE = "unreachable"
+
+
+class Answer(StrEnum):
+    """How an engine answered one poll."""
+
+    OK = "ok"
+    REFUSED = "refused"  # nobody listens
+    UNAUTHORIZED = "unauthorized"  # 401 or 403
+    NOT_METRICS = "not_metrics"  # 200, but no engine's metrics in it
+    FAILED = "failed"  # timeout, reset, TLS, too large, encoded, any other status
+
+
+# ---------------------------------------------------------------------------------------------- facts
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How one source is doing; travels beside its facts and is never inferred from them."""
+
+    ok: bool
+    seconds: float = 0.0
+    reason: Reason | None = None
+    detail: str = ""
+    last_success_time: float | None = None
+    failures: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One reading of a GPU's or MIG instance's memory; `reserved_bytes` is None when v1 was asked."""
+
+    total_bytes: int
+    used_bytes: int
+    free_bytes: int
+    reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """What NVML says one process has on one GPU. `kind` is compute, graphics or mps."""
+
+    pid: int
+    kind: str
+    used_bytes: int | None = None
+    sm_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstance:
+    """A MIG GPU instance: its memory belongs to all compute instances in it."""
+
+    id: int
+    profile: str
+    memory: Memory | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    gaps: frozenset[Gap] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical GPU.
+
+    `up` is None while the GPU sleeps. `processes` is None when NVML would not list them.
+    """
+
+    index: int | None
+    uuid: str
+    pci_bus_id: str
+    name: str = ""
+    minor: int | None = None
+    up: bool | None = True
+    detail: str = ""
+    memory: Memory | None = None
+    memory_kind: MemoryKind = MemoryKind.UNKNOWN
+    gpu_ratio: float | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    mig: bool = False
+    instances: tuple[GpuInstance, ...] = ()
+    gaps: frozenset[Gap] = frozenset()
+    recovery_action: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Who a PID is, from /proc. `listening` is None where its sockets could not be read."""
+
+    pid: int
+    start_ticks: int
+    comm: str
+    state: str
+    ppid: int
+    user: str = ""
+    cgroup: str = ""
+    argv: tuple[str, ...] = ()
+    listening: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class XidCount:
+    """How often the driver reported one Xid for one GPU since the daemon started."""
+
+    uuid: str
+    xid: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlFacts:
+    """One reading of every GPU, and of /proc for each PID that NVML named and its ancestors."""
+
+    driver_version: str
+    gpus: tuple[Gpu, ...]
+    processes: Mapping[int, Process] = field(default_factory=dict)
+    host_pids: bool = True
+    xids: tuple[XidCount, ...] = ()
+    rejected: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PciGpu:
+    """An NVIDIA display function in sysfs: the inventory that NVML is held against."""
+
+    pci_bus_id: str
+    suspended: bool = False
+    uuid: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnProcess:
+    """What this daemon costs, under the names every Prometheus client uses."""
+
+    cpu_seconds: float
+    resident_bytes: int
+    virtual_bytes: int
+    start_time: float
+    open_fds: int
+    max_fds: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """Host memory, the inventory of GPUs, and this daemon's own cost."""
+
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    swap_free_bytes: int | None = None
+    gpus: tuple[PciGpu, ...] = ()
+    own: OwnProcess | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRank:
+    """What one rank of an engine says of itself; every field is what the page told, or None."""
+
+    rank: str
+    kv_used_ratio: float | None = None
+    kv_capacity_tokens: int | None = None
+    kv_used_tokens: int | None = None
+    kv_capacity_bytes: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    waiting_for_capacity: int | None = None
+    preemptions_total: int | None = None
+    asleep: bool = False
+    gpu_memory_utilization: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """One poll of one engine, with what is known of the process that serves it."""
+
+    name: str
+    kind: str
+    url: str
+    answer: Answer
+    declared: bool = True
+    detail: str = ""
+    seconds: float = 0.0
+    version: str | None = None
+    model_name: str | None = None
+    max_model_len: int | None = None
+    ranks: tuple[EngineRank, ...] = ()
+    rejected_lines: int = 0
+    server: Process | None = None
+    server_age_seconds: float | None = None
+    local: bool = False
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is known at one moment. A source without fresh facts is None here and not `ok` in `health`."""
+
+    time: float
+    mono: float
+    health: Mapping[str, Health] = field(default_factory=dict)
+    nvml: NvmlFacts | None = None
+    host: HostFacts | None = None
+    engines: tuple[EngineFacts, ...] = ()
+    complete: bool = True
+    """Every enabled source has answered or failed at least once."""
+    tick_lateness_seconds: float = 0.0
+
+
+# ---------------------------------------------------------------------------------------- conclusions
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Where memory is: a GPU, or a MIG instance of it. Label values as DCGM Exporter spells them."""
+
+    gpu: str
+    uuid: str
+    instance_id: str = ""
+    profile: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuIdentity:
+    """The static facts of one GPU, for `gpu_oom_gpu_info`."""
+
+    place: Place
+    product_name: str
+    pci_bus_id: str
+    device: str
+    driver_version: str
+    memory_kind: MemoryKind
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """How much room one place has (`design.md` §2). Minima cover 60 s and, for serving, 5 min."""
+
+    total_bytes: int | None = None
+    reserved_bytes: int | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    headroom_bytes: int | None = None
+    headroom_ratio: float | None = None
+    headroom_min_bytes: int | None = None
+    promised_bytes: int | None = None
+    serving_min_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The bytes one process has in one place, and what kind of holder it is."""
+
+    pid: int
+    comm: str
+    holder: Holder
+    used_bytes: int
+    engine: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Who holds one place's memory. `held` is None when any term of the sum is unknown."""
+
+    holdings: tuple[Holding, ...] = ()
+    held: Mapping[Holder, int] | None = None
+    complete: bool | None = None
+    gaps: frozenset[Gap] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What we tell of one rank of an engine."""
+
+    rank: str
+    kv_used_ratio: float | None = None
+    kv_capacity_tokens: int | None = None
+    kv_used_tokens: int | None = None
+    kv_capacity_bytes: int | None = None
+    kv_starved_ratio: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    preemptions_total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What we tell of one engine."""
+
+    name: str
+    kind: str
+    url: str
+    state: EngineState
+    version: str | None = None
+    model_name: str | None = None
+    derived: str = ""
+    up: bool = False
+    expected_up: bool | None = None
+    stats_enabled: bool | None = None
+    loading_seconds: float | None = None
+    max_model_len: int | None = None
+    ranks: tuple[RankReport, ...] = ()
+    places: tuple[Place, ...] = ()
+    pids: frozenset[int] = frozenset()
+    budgets: Mapping[Place, int] = field(default_factory=dict)
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every conclusion of one tick; `catalog/metrics.py` reads nothing else."""
+
+    time: float
+    health: Mapping[str, Health] = field(default_factory=dict)
+    gpus: tuple[GpuIdentity, ...] = ()
+    gpu_up: Mapping[Place, bool] = field(default_factory=dict)
+    recovery_actions: Mapping[Place, str] = field(default_factory=dict)
+    xids: Mapping[tuple[Place, int], int] = field(default_factory=dict)
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    headroom: Mapping[Place, Headroom] = field(default_factory=dict)
+    ownership: Mapping[Place, Ownership] = field(default_factory=dict)
+    process_bytes: Mapping[tuple[Place, str], int] = field(default_factory=dict)
+    engines: tuple[EngineReport, ...] = ()
+    host: HostFacts | None = None
+    tick_lateness_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of a metrics page: label values in the order of the metric's labels."""
+
+    labels: tuple[str, ...]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric with its samples, ready to be written by `publish/exposition.py`."""
+
+    name: str
+    type: str
+    help: str
+    labels: tuple[str, ...]
+    samples: tuple[Sample, ...]

@@ -1,0 +1,1 @@
+"""TELL: the only code that writes to the world."""
