@@ -93,18 +93,25 @@ class ReaderProcess:
 
     def gone(self) -> bool:
         """Whether the reader has ended and been reaped."""
-        return self.child.poll() is not None
+        if self.child.poll() is None:
+            return False
+        self._hang_up()
+        return True
+
+    def _hang_up(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        elif self.child.stdout is not None:
+            self.child.stdout.close()
 
     def stop(self, force: bool) -> None:
         """Close the reader's input, which ends it after nvmlShutdown; with *force*, kill it as well."""
         if self.child.stdin is not None and not self.child.stdin.closed:
             with contextlib.suppress(OSError):
                 self.child.stdin.close()
-        if force:
-            if self._transport is not None:
-                self._transport.close()
-            if not self.gone():
-                self._kill(self.child)
+        if force and not self.gone():
+            self._hang_up()
+            self._kill(self.child)
 
 
 class ReaderMemory:

@@ -1,0 +1,225 @@
+"""Who a PID is: real processes on this machine, and trees that a real one cannot show."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_oom_exporter.sources.procfs import HOST_PID_NAMESPACE, PORTS_AGAIN_SECONDS, Reader
+from tests.conftest import need, wait_until
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_real_process(sleeper: subprocess.Popen[bytes]) -> None:
+    """Command, user, state, parent, start and command line, with its ancestors."""
+    reader = Reader()
+    found = reader.families([sleeper.pid], 0.0)
+    process = found[sleeper.pid]
+    assert (process.comm, process.ppid, process.argv) == ("sleep", os.getpid(), ("sleep", "60"))
+    assert process.state in "RS"
+    assert process.start_ticks > 0
+    assert process.cgroup == "" or process.cgroup.startswith("/")
+    assert os.getpid() in found
+    assert 1 not in found
+
+
+def test_it_ends_between_two_looks(sleeper: subprocess.Popen[bytes]) -> None:
+    """A process that is gone is not there; that is all."""
+    reader = Reader()
+    assert reader.look(sleeper.pid, 0.0)
+    sleeper.kill()
+    sleeper.wait()
+    assert reader.look(sleeper.pid, 1.0), "believed for two seconds"
+    assert reader.look(sleeper.pid, 3.0) is None
+
+
+def test_a_reused_pid(tmp_path: Path) -> None:
+    """Another start time is another process: nothing of the old one is believed."""
+    reader = Reader(str(tmp_path))
+    write(tmp_path, 42, comm="old", start=100, cmdline=b"old\0--secret\0")
+    first = reader.look(42, 0.0)
+    write(tmp_path, 42, comm="new", start=200, cmdline=b"new\0")
+    second = reader.look(42, 10.0)
+    assert first is not None
+    assert second is not None
+    assert (first.argv, second.argv) == (("old", "--secret"), ("new",))
+
+
+def test_a_zombie() -> None:
+    """A zombie has a state and no command line."""
+    child = subprocess.Popen(["true"])
+    reader = Reader()
+    process = wait_until(lambda: (p := reader.look(child.pid, 0.0)) and p.state == "Z" and p or reader._known.clear())
+    assert process.argv == ()
+    child.wait()
+
+
+def test_listening_ports(tmp_path: Path) -> None:
+    """The ports a process listens on, found by socket inode; noticed when it opens one later."""
+    code = "import socket,sys; sys.stdin.readline(); s=socket.create_server(('127.0.0.1',0)); print(s.getsockname()[1],flush=True); sys.stdin.readline()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        reader = Reader()
+        process = reader.look(child.pid, 0.0)
+        assert process is not None
+        assert process.listening == frozenset()
+        child.stdin.write("\n")
+        child.stdin.flush()
+        port = int(child.stdout.readline())
+        process = reader.look(child.pid, PORTS_AGAIN_SECONDS + 1)
+        assert process is not None
+        assert process.listening == {port}
+        child.kill()
+
+
+def test_own_listener() -> None:
+    """IPv6 too."""
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        found = Reader().listening(os.getpid())
+        assert found is not None
+        assert server.getsockname()[1] in found
+
+
+def test_another_network_namespace() -> None:
+    """Ports of another network namespace are not ours to match: unknown, not empty."""
+    need(os.geteuid() == 0, "root, for unshare --net")
+    with subprocess.Popen(["unshare", "--net", "sleep", "60"]) as child:
+        if child.poll() is not None:
+            pytest.skip("this machine has no network namespaces")
+        wait_until(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n")
+        assert Reader().listening(child.pid) is None
+        child.kill()
+
+
+def test_host_pid_namespace(tmp_path: Path) -> None:
+    """The initial PID namespace is known by its inode; anywhere else, and in doubt, the answer is no."""
+    assert not Reader(str(tmp_path)).host_pids()
+    (tmp_path / "self" / "ns").mkdir(parents=True)
+    link = tmp_path / "self" / "ns" / "pid"
+    link.symlink_to(HOST_PID_NAMESPACE)
+    assert Reader(str(tmp_path)).host_pids()
+    link.unlink()
+    link.symlink_to("pid:[4026532198]")
+    assert not Reader(str(tmp_path)).host_pids()
+
+
+def test_a_real_pid_namespace() -> None:
+    """Inside a fresh PID namespace the verdict is no, whatever it is outside."""
+    need(os.geteuid() == 0, "root, for unshare --pid")
+    code = "from gpu_oom_exporter.sources.procfs import Reader; print(Reader().host_pids())"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
+    out = subprocess.run(command, capture_output=True, text=True)
+    if out.returncode != 0 and "unshare" in out.stderr:
+        pytest.skip(f"this machine has no PID namespaces: {out.stderr.strip()}")
+    assert out.stdout == "False\n"
+
+
+def write(
+    root: Path,
+    pid: int,
+    *,
+    comm: str = "python3",
+    state: str = "S",
+    ppid: int = 1,
+    start: int = 100,
+    cmdline: bytes = b"",
+    cgroup: str = "",
+) -> None:
+    """One process of a made-up /proc."""
+    folder = root / str(pid)
+    folder.mkdir(exist_ok=True)
+    (folder / "stat").write_text(f"{pid} ({comm}) {state} {ppid}{' 0' * 17} {start}{' 0' * 30}\n")
+    (folder / "status").write_text("Name:\tx\nUid:\t4242\t4242\t4242\t4242\n")
+    (folder / "cmdline").write_bytes(cmdline)
+    (folder / "cgroup").write_text(cgroup)
+
+
+@pytest.mark.parametrize("comm", ["a b", "a) S 1 (", "(((", ")", "a\nb", "\udcff"])
+def test_names_that_break_parsers(tmp_path: Path, comm: str) -> None:
+    """A name may hold brackets, blanks and newlines; the fields after it are still right."""
+    folder = tmp_path / "42"
+    folder.mkdir()
+    raw = f"42 ({comm}) R 7{' 0' * 17} 99{' 0' * 30}\n".encode(errors="surrogateescape")
+    (folder / "stat").write_bytes(raw)
+    process = Reader(str(tmp_path)).look(42, 0.0)
+    assert process is not None
+    assert (process.state, process.ppid, process.start_ticks) == ("R", 7, 99)
+
+
+def test_uninterruptible_sleep(tmp_path: Path) -> None:
+    """The command line of a process in D state is not read: the read may wait for ever."""
+    write(tmp_path, 42, state="D", cmdline=b"vllm\0serve\0")
+    process = Reader(str(tmp_path)).look(42, 0.0)
+    assert process is not None
+    assert process.argv == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("0::/system.slice/docker-abc.scope\n", "/system.slice/docker-abc.scope"),
+        ("12:cpu:/x\n5:memory:/docker/abc\n0::/\n", "/docker/abc"),
+        ("3:cpu,memory:/kubepods/pod1/c1\n", "/kubepods/pod1/c1"),
+        ("", ""),
+        ("garbage\n", ""),
+    ],
+)
+def test_cgroups(tmp_path: Path, text: str, path: str) -> None:
+    """The unified hierarchy where it says something, else the memory controller's."""
+    write(tmp_path, 42, cgroup=text)
+    process = Reader(str(tmp_path)).look(42, 0.0)
+    assert process is not None
+    assert process.cgroup == path
+
+
+def test_a_loop_of_parents(tmp_path: Path) -> None:
+    """A torn reading may make a process its own grandparent."""
+    write(tmp_path, 42, ppid=43)
+    write(tmp_path, 43, ppid=42)
+    assert set(Reader(str(tmp_path)).families([42], 0.0)) == {42, 43}
+
+
+@pytest.mark.parametrize("text", ["", "42", "42 (x", "42 (x) S", "42 (x) S a b c", "42 (x) S 1 0 0"])
+def test_a_torn_stat(tmp_path: Path, text: str) -> None:
+    """A stat file that makes no sense is a process that is not there."""
+    (tmp_path / "42").mkdir()
+    (tmp_path / "42" / "stat").write_text(text)
+    assert Reader(str(tmp_path)).look(42, 0.0) is None
+
+
+def test_servers_are_found_by_command_line(tmp_path: Path) -> None:
+    """A command line is read once per process, and again when the process has become another program."""
+    write(tmp_path, 42, comm="python3", cmdline=b"python3\0-m\0http.server\0")
+    write(tmp_path, 43, comm="vllm", cmdline=b"vllm\0serve\0m\0")
+    reader = Reader(str(tmp_path))
+    serves = lambda argv: "serve" in argv  # noqa: E731
+    assert [p.pid for p in reader.servers(serves)] == [43]
+    write(tmp_path, 42, comm="vllm", cmdline=b"vllm\0serve\0m\0")
+    (tmp_path / "43" / "stat").unlink()
+    assert [p.pid for p in reader.servers(serves)] == [42]
+
+
+def test_unreadable_root() -> None:
+    """A /proc that is not there has no processes."""
+    reader = Reader("/nonexistent")
+    assert reader.families([1, 2], 0.0) == {}
+    assert reader.servers(lambda argv: True) == []
+    assert reader.listening(1) is None
+    assert not reader.wsl()
