@@ -19,8 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# the suite is deterministic, and a loaded machine is no failure
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 HERE = Path(__file__).parent
+COMMAND = [sys.executable, "-m", "gpu_oom_exporter"]
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 
@@ -225,8 +231,13 @@ def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
         log_path = tmp_path / f"daemon-{len(running)}.log"
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gpu_oom_exporter", "serve", "--web.listen-address=127.0.0.1:0"]
-                + [f"--storage.path={tmp_path}/storage", *arguments],
+                [
+                    *COMMAND,
+                    "serve",
+                    "--web.listen-address=127.0.0.1:0",
+                    f"--storage.path={tmp_path}/storage",
+                    *arguments,
+                ],
                 stderr=log,
                 stdout=log,
                 env={**os.environ, **(environment or {})},

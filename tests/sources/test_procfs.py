@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_oom_exporter.model import Process
 from gpu_oom_exporter.sources.procfs import HOST_PID_NAMESPACE, PORTS_AGAIN_SECONDS, Reader
 from tests.conftest import need, wait_until
 
@@ -62,15 +63,23 @@ def test_a_reused_pid(tmp_path: Path) -> None:
 def test_a_zombie() -> None:
     """A zombie has a state and no command line."""
     child = subprocess.Popen(["true"])
-    reader = Reader()
-    process = wait_until(lambda: (p := reader.look(child.pid, 0.0)) and p.state == "Z" and p or reader._known.clear())
+
+    def zombie() -> Process | None:
+        process = Reader().look(child.pid, 0.0)
+        return process if process is not None and process.state == "Z" else None
+
+    process = wait_until(zombie)
     assert process.argv == ()
     child.wait()
 
 
 def test_listening_ports(tmp_path: Path) -> None:
     """The ports a process listens on, found by socket inode; noticed when it opens one later."""
-    code = "import socket,sys; sys.stdin.readline(); s=socket.create_server(('127.0.0.1',0)); print(s.getsockname()[1],flush=True); sys.stdin.readline()"
+    code = """import socket, sys
+sys.stdin.readline()
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+sys.stdin.readline()"""
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
