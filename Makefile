@@ -1,0 +1,43 @@
+# Everything a newcomer needs. Needs git, make and Python >= 3.11 with venv; `make test` on Debian installs the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo run test lint bench clean
+
+demo: $(VENV)/.installed  ## the daemon on a simulated host
+	$(BIN)/gpu-oom-exporter serve --demo $(ARGS)
+
+run: $(VENV)/.installed  ## the daemon on this host
+	$(BIN)/gpu-oom-exporter serve $(ARGS)
+
+test: $(VENV)/.installed-dev  ## everything CI runs
+	tests/tools/install-debian-parts.sh
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/gpu-oom-exporter generate --check
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev  ## cost per tick, per hour and per scrape, beside nvitop-exporter
+	$(BIN)/python -m tests.bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.installed
