@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeAlias
 
 
 class Reason(StrEnum):
@@ -398,12 +399,11 @@ class Report:
     tick_lateness_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One line of a metrics page: label values in the order of the metric's labels."""
+Sample: TypeAlias = tuple[tuple[str, ...], float]
+"""One line of a metrics page: label values in the order of the metric's labels, and the value.
 
-    labels: tuple[str, ...]
-    value: float
+The one thing here that is no dataclass: hundreds are made per scrape, and a tuple costs a fifth.
+"""
 
 
 @dataclass(frozen=True, slots=True)

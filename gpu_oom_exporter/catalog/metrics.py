@@ -26,7 +26,7 @@ from gpu_oom_exporter.model import (
     Sample,
 )
 
-Rows = Iterable[tuple[tuple[str, ...], float]]
+Rows = Iterable[Sample]
 PLACE = ("gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE")
 """DCGM Exporter's spelling. On a whole GPU the last two are empty, which to Prometheus means absent."""
 
@@ -50,7 +50,7 @@ def families(report: Report) -> tuple[Family, ...]:
     """The samples of *report*, family by family; a family without samples is left out."""
     found = []
     for metric in METRICS:
-        samples = tuple(Sample(labels, value) for labels, value in metric.read(report))
+        samples = tuple(metric.read(report))
         if samples:
             found.append(Family(metric.name, metric.type, metric.help, metric.labels, samples))
     return tuple(found)
@@ -63,7 +63,7 @@ def _of(place: Place) -> tuple[str, ...]:
 def _room(field: str) -> Callable[[Report], Rows]:
     get: Callable[[Headroom], Any] = lambda room: getattr(room, field)  # noqa: E731
 
-    def read(report: Report) -> Iterator[tuple[tuple[str, ...], float]]:
+    def read(report: Report) -> Iterator[Sample]:
         for place, room in report.headroom.items():
             value = get(room)
             if value is not None:
@@ -73,7 +73,7 @@ def _room(field: str) -> Callable[[Report], Rows]:
 
 
 def _engine(value: Callable[[EngineReport], float | None]) -> Callable[[Report], Rows]:
-    def read(report: Report) -> Iterator[tuple[tuple[str, ...], float]]:
+    def read(report: Report) -> Iterator[Sample]:
         for engine in report.engines:
             found = value(engine)
             if found is not None:
@@ -83,7 +83,7 @@ def _engine(value: Callable[[EngineReport], float | None]) -> Callable[[Report],
 
 
 def _rank(value: Callable[[RankReport], float | None]) -> Callable[[Report], Rows]:
-    def read(report: Report) -> Iterator[tuple[tuple[str, ...], float]]:
+    def read(report: Report) -> Iterator[Sample]:
         for engine in report.engines:
             for rank in engine.ranks:
                 found = value(rank)
@@ -94,7 +94,7 @@ def _rank(value: Callable[[RankReport], float | None]) -> Callable[[Report], Row
 
 
 def _host(field: str) -> Callable[[Report], Rows]:
-    def read(report: Report) -> Iterator[tuple[tuple[str, ...], float]]:
+    def read(report: Report) -> Iterator[Sample]:
         value = getattr(report.host, field, None)
         if value is not None:
             yield (), value
@@ -103,7 +103,7 @@ def _host(field: str) -> Callable[[Report], Rows]:
 
 
 def _own(value: Callable[[OwnProcess], float]) -> Callable[[Report], Rows]:
-    def read(report: Report) -> Iterator[tuple[tuple[str, ...], float]]:
+    def read(report: Report) -> Iterator[Sample]:
         if report.host is not None and report.host.own is not None:
             yield (), value(report.host.own)
 

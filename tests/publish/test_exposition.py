@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.utils import floatToGoString
 
-from gpu_oom_exporter.model import Family, Holder, Ownership, Place, Report, Sample
+from gpu_oom_exporter.model import Family, Holder, Ownership, Place, Report
 from gpu_oom_exporter.publish.exposition import Page, number, write
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=12)
@@ -29,7 +29,7 @@ def families(draw: st.DrawFn) -> list[Family]:
         kind = draw(st.sampled_from(["gauge", "counter"]))
         labels = tuple(draw(LABELS))
         rows = draw(st.lists(st.tuples(*[TEXT] * len(labels)), unique=True, max_size=4))
-        samples = tuple(Sample(tuple(row), draw(VALUES)) for row in rows)
+        samples = tuple((tuple(row), draw(VALUES)) for row in rows)
         full = f"{name}_total" if kind == "counter" else name
         found.append(Family(full, kind, draw(TEXT), labels, samples))
     return found
@@ -45,9 +45,9 @@ def reference(found: list[Family], openmetrics: bool) -> bytes:
                 metric = make(
                     family.name.removesuffix("_total") if family.type == "counter" else family.name, family.help
                 )
-                for sample in family.samples:
-                    labels = {k: v for k, v in zip(family.labels, sample.labels, strict=True) if v}
-                    metric.add_sample(family.name, labels, sample.value)
+                for values, value in family.samples:
+                    labels = {k: v for k, v in zip(family.labels, values, strict=True) if v}
+                    metric.add_sample(family.name, labels, value)
                 yield metric
 
     registry = CollectorRegistry()
@@ -102,3 +102,12 @@ def test_hard_cap_drops_and_counts() -> None:
     page.body(report(200), False, False)
     assert page.dropped == 2 * dropped, "a counter goes up"
     assert "gpu_oom_series_dropped_total 0.0" in Page(5000).body(report(), False, False).decode()
+
+
+def test_label_memory_is_bounded() -> None:
+    """Series that come and go for weeks leave nothing behind."""
+    page = Page(100)
+    for start in range(0, 3000, 30):
+        owned = {Place(str(n), f"GPU-{n}"): Ownership(held={Holder.ENGINE: 5}) for n in range(start, start + 30)}
+        page.body(Report(time=1.0, ownership=owned), False, False)
+    assert sum(map(len, page._spelled.values())) < 400

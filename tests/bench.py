@@ -1,0 +1,276 @@
+"""`make bench`: what the daemon costs, against a floor and a peer measured in the same run.
+
+8 GPUs × 8 processes (real ones, sleeping) over the C stand-in. CPU time is the kernel's own count per thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_oom_exporter.catalog.engines import VLLM
+from gpu_oom_exporter.catalog.metrics import families
+from gpu_oom_exporter.publish.exposition import Spelled, write
+from gpu_oom_exporter.sources.engines import read_page
+from tests.catalog.test_metrics import full_report
+from tests.conftest import COMMAND, GIB, HERE, Scenario, compile_stand_in
+from tests.publish.test_exposition import reference
+
+GPUS, EACH = 8, 8
+PEER = "nvitop-exporter==1.7.2"
+
+FLOOR = """
+import json, os, sys, time
+import pynvml as nv
+nv.nvmlInit()
+handles = [nv.nvmlDeviceGetHandleByIndex(i) for i in range(nv.nvmlDeviceGetCount())]
+events = nv.nvmlEventSetCreate()
+pids = set()
+def once():
+    for h in handles:
+        nv.nvmlDeviceGetMemoryInfo(h, nv.nvmlMemory_v2)
+        nv.nvmlDeviceGetUtilizationRates(h)
+        for call in (nv.nvmlDeviceGetComputeRunningProcesses, nv.nvmlDeviceGetGraphicsRunningProcesses,
+                     nv.nvmlDeviceGetMPSComputeRunningProcesses):
+            pids.update(p.pid for p in call(h))
+        try: nv.nvmlDeviceGetProcessUtilization(h, 0)
+        except nv.NVMLError: pass
+    try: nv.nvmlEventSetWait(events, 0)
+    except nv.NVMLError: pass
+    for pid in pids:
+        for name in ("stat", "status", "cmdline", "cgroup"):
+            with open(f"/proc/{pid}/{name}", "rb") as file: file.read()
+once()
+began = time.process_time()
+for _ in range(100): once()
+print((time.process_time() - began) / 100)
+"""
+
+
+def cpu_seconds(*pids: int) -> float:
+    """CPU time of all threads of *pids*, from the scheduler's count in nanoseconds."""
+    total = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            try:
+                total += int((task / "schedstat").read_text().split()[0])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return total / 1e9
+
+
+def rss_mib(pid: int) -> float:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+def tree(pid: int) -> list[int]:
+    """*pid* and its children."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def get(url: str, timeout: float = 30.0) -> bytes:
+    request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
+    with urllib.request.urlopen(request, timeout=timeout) as got:
+        body = got.read()
+    return gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
+
+
+@contextmanager
+def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until(claim: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            if claim():
+                return
+        except OSError:
+            pass
+        if time.monotonic() > end:
+            raise SystemExit("bench: a server did not come up")
+        time.sleep(0.1)
+
+
+def measure_idle(pids: list[int], seconds: float) -> float:
+    before = cpu_seconds(*pids)
+    time.sleep(seconds)
+    return (cpu_seconds(*pids) - before) / seconds
+
+
+def measure_scrapes(pids: list[int], url: str, idle: float, count: int, pause: float) -> tuple[float, list[float]]:
+    """(CPU seconds a scrape costs on top of idling, latencies). *pause* lets a new page be due each time."""
+    before, began, latencies = cpu_seconds(*pids), time.monotonic(), []
+    for _ in range(count):
+        at = time.monotonic()
+        get(url)
+        latencies.append(time.monotonic() - at)
+        time.sleep(pause)
+    spent = cpu_seconds(*pids) - before - idle * (time.monotonic() - began)
+    return max(0.0, spent) / count, latencies
+
+
+def best_of(call: Callable[[], object], rounds: int = 30) -> float:
+    found = []
+    for _ in range(rounds):
+        began = time.process_time()
+        call()
+        found.append(time.process_time() - began)
+    return statistics.median(found)
+
+
+def row(what: str, value: str, target: str = "") -> None:
+    print(f"{what:<58} {value:>16} {target:>16}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long each idle measurement takes")
+    parser.add_argument("--no-peer", action="store_true", help="leave nvitop-exporter out")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sleepers = [subprocess.Popen(["sleep", "3600"]) for _ in range(GPUS * EACH)]
+        try:
+            bench(folder, [s.pid for s in sleepers], arguments.seconds, not arguments.no_peer)
+        finally:
+            for sleeper in sleepers:
+                sleeper.kill()
+
+
+def bench(folder: Path, pids: list[int], seconds: float, peer: bool) -> None:
+    os.environ["LD_LIBRARY_PATH"] = str(compile_stand_in(folder / "library"))
+    os.environ["GPU_OOM_NVML_SCENARIO"] = str(folder / "scenario")
+    scenario = Scenario(folder / "scenario", folder / "device").gpus(GPUS, used=70 * GIB)
+    for at, pid in enumerate(pids):
+        scenario.process(pid, 8 * GIB, gpu=at % GPUS, sm=10)
+    scenario.write()
+
+    row(f"{GPUS} GPUs x {EACH} processes", "measured", "target")
+    floor = float(subprocess.run([sys.executable, "-c", FLOOR], capture_output=True, text=True, check=True).stdout)
+    row("floor: the same NVML calls and /proc reads, plain loop", f"{floor * 1000:.2f} ms")
+
+    port = 19140
+    url = f"http://127.0.0.1:{port}/metrics"
+    command = [*COMMAND, "serve", f"--web.listen-address=127.0.0.1:{port}", f"--storage.path={folder}/storage"]
+    with running(command, folder / "daemon.log") as process:
+        until(lambda: get(url))
+        time.sleep(3.0)
+        members = tree(process.pid)
+        idle = measure_idle(members, seconds)
+        row("CPU per tick (daemon and reader)", f"{idle * 1000:.2f} ms", f"<= {2 * floor * 1000:.2f} ms")
+        row("  ratio to the floor", f"{idle / floor:.2f} x", "<= 2 x")
+        row("CPU idle, no scraper", f"{idle * 100:.2f} %")
+        scrape, latencies = measure_scrapes(members, url, idle, 20, 1.1)
+        row("CPU per scrape of a new page", f"{scrape * 1000:.2f} ms")
+        row("CPU with two scrapers at 15 s", f"{(idle + 2 * scrape / 15) * 100:.2f} %", "<= 1 %")
+        row("CPU per hour with two scrapers at 15 s", f"{(idle + 2 * scrape / 15) * 3600:.1f} s", "<= 36 s")
+        rss = [rss_mib(pid) for pid in members]
+        row("RSS daemon + reader", f"{rss[0]:.0f} + {sum(rss[1:]):.0f} MiB", "<= 80 MiB")
+        page = get(url)
+        series = sum(not line.startswith(b"#") for line in page.splitlines())
+        row("page", f"{len(page) / 1024:.0f} KiB, {series} series")
+        row("series per GPU / per host", per_gpu(page), "<= 60 / <= 150")
+        row("scrape latency p50 / p99", f"{quantiles(latencies)} ms")
+        scenario.add("delay nvmlDeviceGetMemoryInfo_v2 * 3600000").write()
+        time.sleep(2.0)
+        hung: list[float] = []
+        clients = [threading.Thread(target=hammer, args=(url, 100, hung)) for _ in range(2)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        row("scrape latency p50 / p99 while every source hangs", f"{quantiles(hung)} ms", "p99 <= 30 ms")
+
+    report = full_report(8)
+    found = list(families(report))
+    count = sum(len(family.samples) for family in found)
+    spelled: Spelled = {}
+    ours, theirs = best_of(lambda: write(families(report), spelled=spelled)), best_of(lambda: reference(found, False))
+    row("page writer, per 1,000 series", f"{ours / count * 1e6:.2f} ms", "<= 2 ms")
+    row("  prometheus_client, same samples", f"{theirs / count * 1e6:.2f} ms")
+    capture = (HERE / "captures" / "vllm" / "0.32-preempt.prom").read_bytes()
+    text = capture.decode()
+    row(
+        f"reading a vLLM page of {len(capture) // 1024} KiB",
+        f"{best_of(lambda: read_page(capture, VLLM)) * 1000:.2f} ms",
+        "<= 2 ms",
+    )
+    row("  the full parser", f"{best_of(lambda: list(text_string_to_metric_families(text)), 5) * 1000:.2f} ms")
+    generate_latest(CollectorRegistry())
+    if peer:
+        bench_peer(folder, scenario, seconds)
+
+
+def per_gpu(page: bytes) -> str:
+    lines = [line for line in page.decode().splitlines() if not line.startswith("#")]
+    on_gpu = sum('gpu="' in line for line in lines)
+    return f"{on_gpu / GPUS:.0f} / {len(lines) - on_gpu}"
+
+
+def quantiles(latencies: list[float]) -> str:
+    ordered = sorted(latencies)
+    return f"{statistics.median(ordered) * 1000:.1f} / {ordered[int(len(ordered) * 0.99) - 1] * 1000:.1f}"
+
+
+def hammer(url: str, count: int, latencies: list[float]) -> None:
+    for _ in range(count):
+        began = time.monotonic()
+        get(url)
+        latencies.append(time.monotonic() - began)
+        time.sleep(0.02)
+
+
+def bench_peer(folder: Path, scenario: Scenario, seconds: float) -> None:
+    """nvitop-exporter on the same stand-in, from PyPI into a virtual environment of its own."""
+    scenario.without("delay").write()
+    environment = folder / "peer"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", PEER]
+    if subprocess.run(pip, capture_output=True).returncode != 0:
+        row(PEER, "not installable")
+        return
+    port = 19141
+    url = f"http://127.0.0.1:{port}/metrics"
+    command = [str(environment / "bin" / "nvitop-exporter"), "--bind-address", "127.0.0.1", "--port", str(port)]
+    with running([*command, "--interval", "1.0"], folder / "peer.log") as process:
+        until(lambda: get(url))
+        time.sleep(3.0)
+        members = tree(process.pid)
+        idle = measure_idle(members, seconds)
+        scrape, latencies = measure_scrapes(members, url, idle, 20, 1.1)
+        row(f"{PEER}, 1 s: CPU idle", f"{idle * 100:.2f} %")
+        row("  CPU per scrape", f"{scrape * 1000:.2f} ms")
+        row("  CPU with two scrapers at 15 s", f"{(idle + 2 * scrape / 15) * 100:.2f} %")
+        row("  RSS", f"{sum(rss_mib(pid) for pid in members):.0f} MiB")
+        row("  page", f"{len(get(url)) / 1024:.0f} KiB")
+        row("  scrape latency p50 / p99", f"{quantiles(latencies)} ms")
+
+
+if __name__ == "__main__":
+    main()
