@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from gpu_oom_exporter.catalog.metrics import families
 from gpu_oom_exporter.publish.exposition import Spelled, write
 from gpu_oom_exporter.sources.engines import read_page
 from tests.catalog.test_metrics import full_report
-from tests.conftest import COMMAND, GIB, HERE, Scenario, compile_stand_in
+from tests.conftest import COMMAND, GIB, HERE, Scenario, compile_stand_in, host_proc
 from tests.publish.test_exposition import reference
 
 GPUS, EACH = 8, 8
@@ -59,6 +60,7 @@ began = time.process_time()
 for _ in range(100): once()
 print((time.process_time() - began) / 100)
 """
+RESTED_FLOOR = FLOOR.replace("range(100): once()", "range(12): time.sleep(1), once()").replace("/ 100", "/ 12")
 
 
 def cpu_seconds(*pids: int) -> float:
@@ -71,6 +73,11 @@ def cpu_seconds(*pids: int) -> float:
             except (FileNotFoundError, ProcessLookupError):
                 continue
     return total / 1e9
+
+
+def measure_floor(code: str) -> float:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 def rss_mib(pid: int) -> float:
@@ -172,12 +179,15 @@ def bench(folder: Path, pids: list[int], seconds: float, peer: bool) -> None:
     scenario.write()
 
     row(f"{GPUS} GPUs x {EACH} processes", "measured", "target")
-    floor = float(subprocess.run([sys.executable, "-c", FLOOR], capture_output=True, text=True, check=True).stdout)
+    floor = min(measure_floor(FLOOR) for _ in range(5))  # the fastest of five: the harder target
+    rested = measure_floor(RESTED_FLOOR)
     row("floor: the same NVML calls and /proc reads, plain loop", f"{floor * 1000:.2f} ms")
+    row("  the same once a second, with the caches cold as ours are", f"{rested * 1000:.2f} ms")
 
     port = 19140
     url = f"http://127.0.0.1:{port}/metrics"
-    command = [*COMMAND, "serve", f"--web.listen-address=127.0.0.1:{port}", f"--storage.path={folder}/storage"]
+    proc = f"--path.procfs={host_proc(folder / 'proc', *pids)}"
+    command = [*COMMAND, "serve", f"--web.listen-address=127.0.0.1:{port}", f"--storage.path={folder}/storage", proc]
     with running(command, folder / "daemon.log") as process:
         until(lambda: get(url))
         time.sleep(3.0)
@@ -185,6 +195,7 @@ def bench(folder: Path, pids: list[int], seconds: float, peer: bool) -> None:
         idle = measure_idle(members, seconds)
         row("CPU per tick (daemon and reader)", f"{idle * 1000:.2f} ms", f"<= {2 * floor * 1000:.2f} ms")
         row("  ratio to the floor", f"{idle / floor:.2f} x", "<= 2 x")
+        row("  ratio to the floor once a second", f"{idle / rested:.2f} x")
         row("CPU idle, no scraper", f"{idle * 100:.2f} %")
         scrape, latencies = measure_scrapes(members, url, idle, 20, 1.1)
         row("CPU per scrape of a new page", f"{scrape * 1000:.2f} ms")
@@ -197,8 +208,14 @@ def bench(folder: Path, pids: list[int], seconds: float, peer: bool) -> None:
         row("page", f"{len(page) / 1024:.0f} KiB, {series} series")
         row("series per GPU / per host", per_gpu(page), "<= 60 / <= 150")
         row("scrape latency p50 / p99", f"{quantiles(latencies)} ms")
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as mute,
+        running(hung_command(folder, port, mute), folder / "log") as process,
+    ):
+        until(lambda: get(url))
         scenario.add("delay nvmlDeviceGetMemoryInfo_v2 * 3600000").write()
-        time.sleep(2.0)
+        time.sleep(6.0)  # until the driver and the engine are both in the middle of an answer
         hung: list[float] = []
         clients = [threading.Thread(target=hammer, args=(url, 100, hung)) for _ in range(2)]
         for client in clients:
@@ -225,6 +242,14 @@ def bench(folder: Path, pids: list[int], seconds: float, peer: bool) -> None:
     generate_latest(CollectorRegistry())
     if peer:
         bench_peer(folder, scenario, seconds)
+
+
+def hung_command(folder: Path, port: int, mute: socket.socket) -> list[str]:
+    """A daemon whose engine is *mute*: it takes the connection and never says a word."""
+    config = folder / "hung.yaml"
+    config.write_text(f"engines: [{{name: mute, url: 'http://127.0.0.1:{mute.getsockname()[1]}'}}]")
+    listen, storage = f"--web.listen-address=127.0.0.1:{port}", f"--storage.path={folder}/hung"
+    return [*COMMAND, "serve", f"--config.file={config}", listen, storage]
 
 
 def per_gpu(page: bytes) -> str:
@@ -263,7 +288,7 @@ def bench_peer(folder: Path, scenario: Scenario, seconds: float) -> None:
         time.sleep(3.0)
         members = tree(process.pid)
         idle = measure_idle(members, seconds)
-        scrape, latencies = measure_scrapes(members, url, idle, 20, 1.1)
+        scrape, latencies = measure_scrapes(members, url, idle, 100, 0.1)
         row(f"{PEER}, 1 s: CPU idle", f"{idle * 100:.2f} %")
         row("  CPU per scrape", f"{scrape * 1000:.2f} ms")
         row("  CPU with two scrapers at 15 s", f"{(idle + 2 * scrape / 15) * 100:.2f} %")

@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from gpu_oom_exporter.sources.procfs import HOST_PID_NAMESPACE
+
 # the suite is deterministic, and a loaded machine is no failure
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
@@ -162,6 +164,16 @@ def sysfs(root: Path, *addresses: str, suspended: tuple[str, ...] = (), vfio: tu
         driver = folder / "driver"
         if address in vfio and not driver.is_symlink():
             driver.symlink_to("../../../bus/pci/drivers/vfio-pci")
+    return root
+
+
+def host_proc(root: Path, *pids: int) -> Path:
+    """This machine's /proc as the host's, with *pids*: a container's PID namespace would rightly end attribution."""
+    (root / "self" / "ns").mkdir(parents=True)
+    (root / "self" / "ns" / "pid").symlink_to(HOST_PID_NAMESPACE)
+    (root / "self" / "ns" / "net").symlink_to(os.readlink("/proc/self/ns/net"))
+    for name in (*map(str, pids), "uptime", "meminfo"):
+        (root / name).symlink_to(f"/proc/{name}")
     return root
 
 

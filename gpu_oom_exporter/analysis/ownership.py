@@ -157,15 +157,14 @@ def by_command(
     ownership: Mapping[Place, Ownership], floor_bytes: int, history: History
 ) -> dict[tuple[Place, str], int]:
     """Bytes per place and command; a command enters at *floor_bytes* and leaves at three quarters of it."""
-    sums: dict[tuple[Place, str], int] = {}
+    found: dict[tuple[Place, str], int] = {}
     for place, owned in ownership.items():
+        sums: dict[str, int] = {}
         for holding in owned.holdings:
             if holding.comm:
-                sums[place, holding.comm] = sums.get((place, holding.comm), 0) + holding.used_bytes
-    kept = {
-        key
-        for key, used in sums.items()
-        if used >= floor_bytes or (key in history.commands and used >= floor_bytes * KEEP_SHARE)
-    }
-    history.commands = kept
-    return {key: used for key, used in sums.items() if key in kept}
+                sums[holding.comm] = sums.get(holding.comm, 0) + holding.used_bytes
+        for comm, used in sums.items():
+            if used >= floor_bytes or (used >= floor_bytes * KEEP_SHARE and (place, comm) in history.commands):
+                found[place, comm] = used
+    history.commands = set(found)
+    return found

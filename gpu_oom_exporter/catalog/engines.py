@@ -2,7 +2,7 @@
 
 To add an engine, add a `Dialect` and a captured page under `tests/captures/`.
 The newest name of a field comes first; older ones follow, so old releases keep working.
-Sources of the names: `docs/engines.md`.
+vLLM's names were read from the sources of 41 releases, 0.2.7 to 0.33.0, and from pages of a running 0.32.0.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             "engines": ",".join(engine.name for engine in config.engines),
         },
     )
+    gc.freeze()  # the modules live as long as we do: the collector need not walk them every minute
     try:
         asyncio.run(_serve(Daemon(world, config), world, addresses, path))
     except ListenError as err:

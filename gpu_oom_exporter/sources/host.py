@@ -8,7 +8,7 @@ import psutil
 
 from gpu_oom_exporter.model import HostFacts, OwnProcess, PciGpu, Reason
 from gpu_oom_exporter.sources.board import SourceError
-from gpu_oom_exporter.sources.pci import long_bus_id, nvidia_functions
+from gpu_oom_exporter.sources.pci import long_bus_id, nvidia_functions, sleeps
 
 FIELDS = {"MemTotal": "total", "MemAvailable": "available", "SwapFree": "swap"}
 
@@ -57,9 +57,8 @@ class HostSource:
             found.get("available"),
             found.get("swap"),
             tuple(
-                PciGpu(long_bus_id(address), sleeps, *self._known_to_driver(address))
-                for address, sleeps, given_away in nvidia_functions(self.sysfs)
-                if not given_away
+                PciGpu(long_bus_id(address), sleeps(self.sysfs, address), *self._known_to_driver(address))
+                for address in nvidia_functions(self.sysfs)
             ),
             own_process(),
         )

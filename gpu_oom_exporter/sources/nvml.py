@@ -203,6 +203,7 @@ class NvmlSource:
         self._began = 0.0
         self._xids: dict[tuple[str, int], int] = {}
         self._wsl = proc.wsl()
+        self._answers: dict[int, tuple[Mapping[str, Any], Gpu]] = {}
 
     def release(self) -> None:
         """Let go of the driver until the marker file is removed (SIGUSR1)."""
@@ -318,7 +319,7 @@ class NvmlSource:
         for uuid, xid in reply["xids"]:
             self._xids[str(uuid), int(xid)] = self._xids.get((str(uuid), int(xid)), 0) + 1
         host_pids = self.proc.host_pids()
-        gpus = tuple(_gpu(gpu, self._wsl) for gpu in reply["gpus"])
+        gpus = tuple(self._gpu_of(gpu) for gpu in reply["gpus"])
         if any(gpu.up is False for gpu in gpus):
             self._began = min(self._began, self.clock.mono())
         else:
@@ -330,6 +331,13 @@ class NvmlSource:
             processes = self.proc.families(sorted(pids), self.clock.mono())
         xids = tuple(XidCount(uuid, xid, count) for (uuid, xid), count in self._xids.items())
         return NvmlFacts(str(reply["driver"]), gpus, processes, host_pids, xids, reply["rejected"])
+
+    def _gpu_of(self, raw: Mapping[str, Any]) -> Gpu:
+        """The facts about one GPU; one whose answer is the same as before is not taken apart again."""
+        before = self._answers.get(raw["index"])
+        if before is None or before[0] != raw:
+            before = self._answers[raw["index"]] = (raw, _gpu(raw, self._wsl))
+        return before[1]
 
 
 def _reason(word: str) -> Reason:

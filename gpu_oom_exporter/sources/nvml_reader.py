@@ -15,13 +15,13 @@ from typing import Any
 
 import pynvml as nv
 
-from gpu_oom_exporter.sources.pci import nvidia_functions, short_bus_id
+from gpu_oom_exporter.sources.pci import nvidia_functions, short_bus_id, sleeps
 
 NO_VALUE_64 = 2**64 - 1
 NO_VALUE_32 = 2**32 - 1
 
 LAYOUT_EVERY = 30
-"""Readings between two looks at the MIG layout and the recovery action: both change by an operator's hand."""
+"""Readings between two looks at the bus, the MIG layout and the recovery action, which change by a human hand."""
 
 SIZE_RACES = 3
 """How often a process list is asked again when it grew between NVML's two calls."""
@@ -391,12 +391,27 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def answer(driver: Driver | None, sysfs: str) -> tuple[Driver | None, dict[str, Any]]:
+class Bus:
+    """The NVIDIA functions under *sysfs*: listed now and then, asked for their power state at every reading."""
+
+    def __init__(self, sysfs: str) -> None:
+        self.sysfs = sysfs
+        self.functions: list[str] = []
+        self.readings = 0
+
+    def sleeping(self) -> set[str]:
+        """Addresses of the functions that sleep."""
+        if self.readings % LAYOUT_EVERY == 0:
+            self.functions = nvidia_functions(self.sysfs)
+        self.readings += 1
+        return {address for address in self.functions if sleeps(self.sysfs, address)}
+
+
+def answer(driver: Driver | None, bus: Bus) -> tuple[Driver | None, dict[str, Any]]:
     """Answer one request; the driver is initialised by the first one that finds a GPU awake."""
-    functions = [f for f in nvidia_functions(sysfs) if not f[2]]
-    sleeping = {address for address, sleeps, _ in functions if sleeps}
+    sleeping = bus.sleeping()
     if driver is None:
-        if functions and len(sleeping) == len(functions):
+        if bus.functions and len(sleeping) == len(bus.functions):
             return None, {"reason": "suspended", "detail": "every NVIDIA GPU sleeps; asking would wake it"}
         driver = Driver()
     return driver, driver.read(sleeping)
@@ -405,13 +420,13 @@ def answer(driver: Driver | None, sysfs: str) -> tuple[Driver | None, dict[str, 
 def main(argv: list[str]) -> int:
     """Serve requests from standard input until it ends. *argv* is the sysfs root."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon
-    sysfs = argv[0] if argv else "/sys"
+    bus = Bus(argv[0] if argv else "/sys")
     driver: Driver | None = None
     out = sys.stdout
     for _ in sys.stdin:
         end = False
         try:
-            driver, reply = answer(driver, sysfs)
+            driver, reply = answer(driver, bus)
         except InitFailed as err:
             reply, end = {"reason": err.reason, "detail": err.detail}, True
         except DriverGone as err:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 
-def nvidia_functions(sysfs: str) -> list[tuple[str, bool, bool]]:
-    """List (PCI address, sleeps, given to a VM) of each NVIDIA display function under *sysfs*."""
+def nvidia_functions(sysfs: str) -> list[str]:
+    """PCI addresses of the NVIDIA display functions under *sysfs* that are not given to a virtual machine."""
     found = []
     folder = f"{sysfs}/bus/pci/devices"
     try:
@@ -22,15 +22,20 @@ def nvidia_functions(sysfs: str) -> list[tuple[str, bool, bool]]:
         except OSError:
             continue
         try:
-            sleeps = _line(f"{folder}/{address}/power/runtime_status") == "suspended"
-        except OSError:
-            sleeps = False
-        try:
             driver = os.path.basename(os.readlink(f"{folder}/{address}/driver"))
         except OSError:
             driver = ""
-        found.append((address.lower(), sleeps, driver == "vfio-pci"))
+        if driver != "vfio-pci":
+            found.append(address.lower())
     return found
+
+
+def sleeps(sysfs: str, address: str) -> bool:
+    """Whether the function at *address* is in runtime suspend; asking NVML about it would wake it."""
+    try:
+        return _line(f"{sysfs}/bus/pci/devices/{address}/power/runtime_status") == "suspended"
+    except OSError:
+        return False
 
 
 def _line(path: str) -> str:

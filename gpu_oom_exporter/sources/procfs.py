@@ -19,6 +19,8 @@ HOST_PID_NAMESPACE = "pid:[4026531836]"
 ARGV_BYTES = 16384
 """As much of a command line as is looked at."""
 
+READ_BYTES = 16384
+
 PORTS_AGAIN_SECONDS = 10.0
 """How long a process's listening ports are believed: an engine opens its port minutes after its start."""
 
@@ -94,10 +96,11 @@ class Reader:
         if text is None:
             return None
         # comm may hold blanks, brackets and newlines: it ends at the last bracket
-        head, _, tail = text.decode(errors="replace").rpartition(")")
-        fields = tail.split()
+        head, _, tail = text.rpartition(b")")
+        fields = tail.split(None, 20)
         try:
-            return head.partition("(")[2], fields[0], int(fields[1]), int(fields[19])
+            comm = head.partition(b"(")[2].decode(errors="replace")
+            return comm, fields[0].decode(), int(fields[1]), int(fields[19])
         except (IndexError, ValueError):
             return None
 
@@ -201,7 +204,16 @@ class Reader:
 
     def _bytes(self, path: str) -> bytes | None:
         try:
-            with open(f"{self.root}/{path}", "rb", buffering=0) as file:
-                return file.readall()
+            # plain descriptors: a file object costs as much as the read, for hundreds of reads a second
+            file = os.open(f"{self.root}/{path}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # gone or hidden: either way there is nothing to tell
             return None
+        try:
+            data = os.read(file, READ_BYTES)
+            while more := os.read(file, READ_BYTES):  # a table comes in pieces that end where a line ends
+                data += more
+            return data
+        except OSError:
+            return None
+        finally:
+            os.close(file)
