@@ -77,10 +77,16 @@ class Nvml(Section):
 
 
 class Processes(Section):
-    """Which processes get a series of their own."""
+    """Which processes get a series of their own, and which may do what others may not."""
 
     floor_bytes: int = Field(
         256 * 1024 * 1024, ge=0, description="A command below this has no `gpu_oom_process_vram_bytes`."
+    )
+    idle_allow: tuple[str, ...] = Field(
+        (), description="Commands that may hold memory idle for hours, as shell patterns, for example `jupyter*`."
+    )
+    cotenant_allow: tuple[str, ...] = Field(
+        (), description="Commands that may join a serving GPU without being a newcomer, as shell patterns."
     )
 
 

@@ -14,6 +14,7 @@ from gpu_oom_exporter.publish.exposition import Page
 from gpu_oom_exporter.publish.web import Latest, Server, Site
 from gpu_oom_exporter.simulate.host import FastClock, demo_config, demo_sources
 from gpu_oom_exporter.sources.board import Board, Clock, Source
+from gpu_oom_exporter.sources.containers import ContainerSource
 from gpu_oom_exporter.sources.engines import EngineSource, Fetch, HttpFetch
 from gpu_oom_exporter.sources.host import HostSource
 from gpu_oom_exporter.sources.nvml import NvmlSource
@@ -49,6 +50,8 @@ class Paths:
     procfs: str = "/proc"
     sysfs: str = "/sys"
     storage: str = "/var/lib/gpu-oom-exporter"
+    docker_socket: str = "/var/run/docker.sock"
+    container_logs: str = "/var/log/containers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,12 @@ class World:
 def this_host(config: Config, paths: Paths) -> World:
     """The sources of this host."""
     clock = SystemClock()
-    proc = ProcReader(paths.procfs)
+    proc = ProcReader(paths.procfs, cgroupfs=f"{paths.sysfs}/fs/cgroup")
     fetch = HttpFetch()
-    sources: list[Source] = [HostSource(paths.procfs, paths.sysfs)]
+    sources: list[Source] = [
+        HostSource(paths.procfs, paths.sysfs),
+        ContainerSource(paths.docker_socket, paths.container_logs),
+    ]
     release = None
     if config.nvml.enabled:
         nvml = NvmlSource(

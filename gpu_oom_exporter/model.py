@@ -57,6 +57,16 @@ class Holder(StrEnum):
     UNATTRIBUTED = "unattributed"
 
 
+class Cause(StrEnum):
+    """Why memory is an orphan (`design.md` §5)."""
+
+    DEAD_PID = "dead_pid"
+    DEFUNCT = "defunct"
+    ENGINE_ORPHAN = "engine_orphan"
+    CONTAINER_GONE = "container_gone"
+    STUCK = "stuck"
+
+
 class MemoryKind(StrEnum):
     """Which question NVML answered about memory."""
 
@@ -160,7 +170,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Who a PID is, from /proc. `listening` is None where its sockets could not be read."""
+    """Who a PID is, from /proc.
+
+    `listening` and `remote` are None where its sockets could not be read. `init` is PID 1 of a PID namespace.
+    `live_threads` and `children` are read for zombies, `stack` for a process that ignores SIGKILL, `remote` for
+    relatives of an engine's worker that has no server.
+    """
 
     pid: int
     start_ticks: int
@@ -171,6 +186,14 @@ class Process:
     cgroup: str = ""
     argv: tuple[str, ...] = ()
     listening: frozenset[int] | None = None
+    session: int = 0
+    init: bool = False
+    frozen: bool = False
+    sigkill: bool = False
+    stack: str = ""
+    live_threads: tuple[int, ...] = ()
+    children: tuple[int, ...] = ()
+    remote: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +207,11 @@ class XidCount:
 
 @dataclass(frozen=True, slots=True)
 class NvmlFacts:
-    """One reading of every GPU, and of /proc for each PID that NVML named and its ancestors."""
+    """One reading of every GPU, and of /proc for each PID that NVML named and its ancestors.
+
+    `processes` also holds the relatives (same session or container) of workers without a server.
+    `dead` are PIDs that NVML names and the kernel does not know; one that is only hidden from us is not among them.
+    """
 
     driver_version: str
     gpus: tuple[Gpu, ...]
@@ -192,6 +219,7 @@ class NvmlFacts:
     host_pids: bool = True
     xids: tuple[XidCount, ...] = ()
     rejected: Mapping[str, int] = field(default_factory=dict)
+    dead: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +304,29 @@ class Snapshot:
     nvml: NvmlFacts | None = None
     host: HostFacts | None = None
     engines: tuple[EngineFacts, ...] = ()
+    containers: ContainerFacts | None = None
     complete: bool = True
     """Every enabled source has answered or failed at least once."""
     tick_lateness_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container a runtime knows, with the names people know it by; each is empty when nobody told."""
+
+    id: str
+    name: str = ""
+    namespace: str = ""
+    pod: str = ""
+    running: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFacts:
+    """Names of containers by id. `complete` are the runtimes that listed every container they know."""
+
+    by_id: Mapping[str, Container] = field(default_factory=dict)
+    complete: frozenset[str] = frozenset()
 
 
 # ---------------------------------------------------------------------------------------- conclusions
@@ -321,6 +369,18 @@ class Headroom:
     serving_min_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Workload:
+    """The Kubernetes or container name of a process; empty where it has none."""
+
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+
+NO_WORKLOAD = Workload()
+
+
 @dataclass(frozen=True, slots=True)
 class Holding:
     """The bytes one process has in one place, and what kind of holder it is."""
@@ -330,6 +390,10 @@ class Holding:
     holder: Holder
     used_bytes: int
     engine: str | None = None
+    cause: Cause | None = None
+    evidence: tuple[str, ...] = ()
+    container: str = ""
+    workload: Workload = NO_WORKLOAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +404,11 @@ class Ownership:
     held: Mapping[Holder, int] | None = None
     complete: bool | None = None
     gaps: frozenset[Gap] = frozenset()
+    orphaned: Mapping[Cause, int] | None = None
+    orphaned_contexts: Mapping[Cause, int] | None = None
+    idle_bytes: int | None = None
+    newcomer_bytes: int | None = None
+    overcommit_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +462,7 @@ class Report:
     rejected: Mapping[str, int] = field(default_factory=dict)
     headroom: Mapping[Place, Headroom] = field(default_factory=dict)
     ownership: Mapping[Place, Ownership] = field(default_factory=dict)
-    process_bytes: Mapping[tuple[Place, str], int] = field(default_factory=dict)
+    process_bytes: Mapping[tuple[Place, str, Workload], int] = field(default_factory=dict)
     engines: tuple[EngineReport, ...] = ()
     host: HostFacts | None = None
     tick_lateness_seconds: float = 0.0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_oom_exporter.analysis import engines, headroom, ownership
 from gpu_oom_exporter.analysis.history import History
 from gpu_oom_exporter.config import Config
-from gpu_oom_exporter.model import Gpu, GpuIdentity, HostFacts, NvmlFacts, Place, Report, Snapshot
+from gpu_oom_exporter.model import Cause, Gpu, GpuIdentity, HostFacts, NvmlFacts, Place, Report, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,13 @@ class State:
     """The newest reading that was judged: one reading seen by two ticks counts once."""
 
 
-def think(snapshot: Snapshot, state: State, config: Config) -> State:
-    """The conclusions from *snapshot*, on top of what *state* remembers."""
+def think(
+    snapshot: Snapshot, state: State, config: Config, confirm_seconds: Mapping[Cause, float] | None = None
+) -> State:
+    """The conclusions from *snapshot*, on top of what *state* remembers.
+
+    *confirm_seconds* replaces how long a suspicion of an orphan must hold: a person at a terminal waits less.
+    """
     history, nvml = state.history, snapshot.nvml
     told = engines.judge(snapshot.engines, nvml, history, snapshot.mono)
     report = Report(
@@ -33,7 +39,18 @@ def think(snapshot: Snapshot, state: State, config: Config) -> State:
     )
     if nvml is None:
         return State(report, history, None)
-    owned = ownership.own(nvml, told, history, new=nvml is not state.nvml)
+    owned = ownership.own(
+        ownership.Scene(
+            nvml,
+            told,
+            snapshot.containers,
+            config.processes,
+            history,
+            snapshot.mono,
+            nvml is not state.nvml,
+            confirm_seconds,
+        )
+    )
     up, gpus = _inventory(nvml, snapshot.host, history)
     place_by_uuid = {place.uuid: place for place in up}
     report = replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from gpu_oom_exporter.model import Place
+from gpu_oom_exporter.model import Ownership, Place, Workload
 
 HEADROOM_SECONDS = 60.0
 """Window of `vram_headroom_min_bytes`: what reading every second is for, at scrapes of up to a minute."""
@@ -78,6 +78,21 @@ class RankHistory:
 
 
 @dataclass(slots=True)
+class Sighting:
+    """Since when a process has been under suspicion without a break."""
+
+    since: float
+
+
+@dataclass(slots=True)
+class Residents:
+    """Who was on a place when its engine became ready, by (PID, start)."""
+
+    since: float
+    pids: set[tuple[int, int]]
+
+
+@dataclass(slots=True)
 class History:
     """The daemon's memory. Only `think` adds to it, once per new reading."""
 
@@ -87,6 +102,14 @@ class History:
     gap_readings: dict[tuple[Place, str], int] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
     """Engine → its last known model name: a label that comes and goes would split the series of one engine."""
-    commands: set[tuple[Place, str]] = field(default_factory=set)
+    commands: set[tuple[Place, str, Workload]] = field(default_factory=set)
+    sightings: dict[tuple[str, str, int, int], Sighting] = field(default_factory=dict)
+    workers: dict[tuple[int, int], str] = field(default_factory=dict)
+    """(PID, start) of a process that was seen under an API server → the engine's kind."""
+    active: dict[tuple[int, int], float] = field(default_factory=dict)
+    """(PID, start) of a process on a GPU → when it was last seen to compute, or first seen."""
+    residents: dict[Place, Residents] = field(default_factory=dict)
+    kept: dict[Place, tuple[Ownership, int]] = field(default_factory=dict)
+    """The last judged ownership of a place, and how many incomplete readings it has survived."""
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
     """PCI address → (index, UUID) of every GPU that NVML has listed in this life."""

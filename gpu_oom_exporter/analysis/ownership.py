@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
-from gpu_oom_exporter.analysis.history import History
+from gpu_oom_exporter.analysis import orphans
+from gpu_oom_exporter.analysis.history import History, Residents
 from gpu_oom_exporter.analysis.names import label
-from gpu_oom_exporter.catalog.engines import DIALECTS
+from gpu_oom_exporter.catalog.containers import workload_of
+from gpu_oom_exporter.catalog.engines import role_of
+from gpu_oom_exporter.config import Processes
 from gpu_oom_exporter.model import (
+    NO_WORKLOAD,
+    Cause,
+    ContainerFacts,
     EngineReport,
+    EngineState,
     Gap,
     Gpu,
     GpuProcess,
@@ -20,20 +29,21 @@ from gpu_oom_exporter.model import (
     Ownership,
     Place,
     Process,
+    Workload,
 )
 
 CONFIRM_READINGS = 3
 """A gap counts when it is there this often in a row: a process may end between NVML's list and /proc."""
 
-COMM_BYTES = 15
-"""The kernel keeps this much of a process title in comm (TASK_COMM_LEN − 1)."""
-
 KEEP_SHARE = 0.75
 """A command keeps its series down to this share of the floor, so that one at the floor does not flap."""
 
-WORKER_TITLES = tuple(title[:COMM_BYTES] for dialect in DIALECTS for title in dialect.titles)
+IDLE_SECONDS = 6 * 3600.0
+"""A process without GPU activity for this long is idle (`design.md` §2): longer than a night's data preparation."""
 
-MPS_COMMS = ("nvidia-cuda-mps", "nvidia-cuda-mps-server"[:COMM_BYTES])
+MPS_COMMS = ("nvidia-cuda-mps",)
+
+AWAKE = (EngineState.READY, EngineState.LOADING)
 
 
 def places(gpu: Gpu) -> list[tuple[Place, Memory | None, tuple[GpuProcess, ...] | None, frozenset[Gap]]]:
@@ -52,15 +62,50 @@ def place_of(gpu: Gpu) -> Place:
     return Place(str(gpu.index) if gpu.index is not None else gpu.pci_bus_id, gpu.uuid)
 
 
-def own(nvml: NvmlFacts, engines: Iterable[EngineReport], history: History, new: bool) -> dict[Place, Ownership]:
-    """Who holds each place of *nvml*; *new* says that this reading was not judged before."""
-    engine_of = {pid: engine.name for engine in engines for pid in engine.pids}
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What every place is judged with: the facts of one reading, settings, and what is remembered."""
+
+    nvml: NvmlFacts
+    engines: tuple[EngineReport, ...]
+    containers: ContainerFacts | None
+    settings: Processes
+    history: History
+    mono: float
+    new: bool
+    confirm_seconds: Mapping[Cause, float] | None = None
+
+
+def own(scene: Scene) -> dict[Place, Ownership]:
+    """Who holds each place of the scene's reading; `scene.new` says that it was not judged before."""
+    nvml, history = scene.nvml, scene.history
+    pids = {p.pid for gpu in nvml.gpus for _, _, processes, _ in places(gpu) for p in processes or ()}
+    orphans.remember_workers(nvml, history, pids)
+    engine_of = {pid: engine.name for engine in scene.engines for pid in engine.pids}
     found = {}
     for gpu in nvml.gpus:
         for place, memory, processes, gaps in places(gpu):
             if gpu.up:
-                found[place] = _own_place(gpu, place, memory, processes, gaps, nvml, engine_of, history, new)
+                found[place] = _own_place(gpu, place, memory, processes, gaps, engine_of, scene)
+    _forget(pids, found, scene)
     return found
+
+
+def _forget(pids: set[int], found: Mapping[Place, Ownership], scene: Scene) -> None:
+    """Bound what is remembered by what is there."""
+    history = scene.history
+    starts = {(pid, _start(pid, scene.nvml)) for pid in pids}
+    for key in [key for key in history.sightings if key[2:] not in starts]:
+        del history.sightings[key]
+    for process in [process for process in history.active if process not in starts]:
+        del history.active[process]
+    for place in history.kept.keys() - found.keys():
+        del history.kept[place]
+
+
+def _start(pid: int, nvml: NvmlFacts) -> int:
+    process = nvml.processes.get(pid)
+    return process.start_ticks if process is not None else 0
 
 
 def _own_place(
@@ -69,38 +114,58 @@ def _own_place(
     memory: Memory | None,
     processes: tuple[GpuProcess, ...] | None,
     gaps: frozenset[Gap],
-    nvml: NvmlFacts,
     engine_of: Mapping[int, str],
-    history: History,
-    new: bool,
+    scene: Scene,
 ) -> Ownership:
-    now = set(gaps)
-    holdings = []
-    unresolved = False
+    nvml, history = scene.nvml, scene.history
+    now: set[Gap | str] = set(gaps)
     for listed in processes or ():
         process = nvml.processes.get(listed.pid)
-        if process is None:
-            if not nvml.host_pids:
-                now.add(Gap.NO_HOST_PID)
-            unresolved = True
-        elif process.comm.startswith(MPS_COMMS):
+        if process is not None and process.comm.startswith(MPS_COMMS):
             now.add(Gap.MPS)
-        if listed.used_bytes is not None:
-            holder = holder_of(listed, process, engine_of, nvml.host_pids)
-            comm = label(process.comm) if process else ""
-            holdings.append(Holding(listed.pid, comm, holder, listed.used_bytes, engine_of.get(listed.pid)))
+        elif process is None and not nvml.host_pids:
+            now.add(Gap.NO_HOST_PID)
+        elif process is None and listed.pid not in nvml.dead:
+            now.add(_UNRESOLVED)
     if processes is None and not now & {Gap.NO_PERMISSION, Gap.NOT_SUPPORTED}:
         now.add(Gap.NOT_SUPPORTED)
-    confirmed = _confirmed(place, now | ({_UNRESOLVED} if unresolved and nvml.host_pids else set()), history, new)
-    return Ownership(
+    confirmed = _confirmed(place, now, history, scene.new)
+    known = frozenset(gap for gap in now if isinstance(gap, Gap))
+    holdings = [
+        _holding(gpu, place, listed, known, engine_of, scene)
+        for listed in processes or ()
+        if listed.used_bytes is not None
+    ]
+    holdings = _above_floor(holdings, orphans.floor_bytes(memory.total_bytes if memory else None))
+    told = frozenset(gap for gap in confirmed if isinstance(gap, Gap))
+    if processes is None:
+        return _carried(place, Ownership((), None, not confirmed, told), history)
+    provable = nvml.host_pids and not known & orphans.NO_VERDICT and gpu.memory_kind is not MemoryKind.UNIFIED
+    owned = Ownership(
         tuple(holdings),
-        _held(gpu, memory, processes, holdings, now),
+        _held(gpu, memory, processes, holdings, known),
         not confirmed,
-        frozenset(gap for gap in confirmed if isinstance(gap, Gap)),
+        told,
+        _by_cause(holdings) if provable else None,
+        _contexts(holdings) if provable else None,
+        _idle(holdings, processes, scene),
+        _newcomers(place, holdings, known, scene),
+        _overcommit(place, memory, processes, holdings, scene),
     )
+    history.kept[place] = (owned, 0)
+    return owned
 
 
 _UNRESOLVED = "unresolved"
+
+
+def _carried(place: Place, owned: Ownership, history: History) -> Ownership:
+    """An incomplete reading: the verdicts before it live on for a few readings."""
+    before, misses = history.kept.get(place, (owned, orphans.INCOMPLETE_READINGS))
+    if misses >= orphans.INCOMPLETE_READINGS:
+        return owned
+    history.kept[place] = (before, misses + 1)
+    return replace(owned, orphaned=before.orphaned, orphaned_contexts=before.orphaned_contexts)
 
 
 def _confirmed(place: Place, gaps: set[Gap | str], history: History, new: bool) -> set[Gap | str]:
@@ -114,6 +179,72 @@ def _confirmed(place: Place, gaps: set[Gap | str], history: History, new: bool) 
     return {gap for gap in gaps if counts.get((place, gap), 0) >= CONFIRM_READINGS}
 
 
+def _holding(
+    gpu: Gpu, place: Place, listed: GpuProcess, gaps: frozenset[Gap], engine_of: Mapping[int, str], scene: Scene
+) -> Holding:
+    """The bytes of one process and its kind of holder, with a confirmed verdict if there is one."""
+    process = scene.nvml.processes.get(listed.pid)
+    suspicion = orphans.suspect(gpu, listed, scene.nvml, scene.containers, gaps, scene.history)
+    start = process.start_ticks if process is not None else 0
+    verdict = orphans.confirm(
+        (place.uuid, place.instance_id, listed.pid, start), suspicion, scene.history, scene.mono, scene.confirm_seconds
+    )
+    holder = holder_of(listed, process, engine_of, scene.nvml.host_pids)
+    container, workload = _workload(process, scene.containers)
+    return Holding(
+        listed.pid,
+        label(process.comm) if process else "",
+        Holder.ORPHAN if verdict is not None else holder,
+        listed.used_bytes or 0,
+        engine_of.get(listed.pid),
+        verdict.cause if verdict is not None else None,
+        verdict.evidence if verdict is not None else (),
+        container,
+        workload,
+    )
+
+
+def _above_floor(holdings: list[Holding], floor: int) -> list[Holding]:
+    """Verdicts of a cause that comes to less than *floor* are dropped: too small to send a person for."""
+    sums = _by_cause(holdings)
+    return [
+        replace(h, holder=Holder.UNATTRIBUTED if not h.comm else Holder.PROCESS, cause=None, evidence=())
+        if h.cause is not None and sums[h.cause] < floor
+        else h
+        for h in holdings
+    ]
+
+
+def _by_cause(holdings: Iterable[Holding]) -> dict[Cause, int]:
+    sums = dict.fromkeys(Cause, 0)
+    for holding in holdings:
+        if holding.cause is not None:
+            sums[holding.cause] += holding.used_bytes
+    return sums
+
+
+def _contexts(holdings: Iterable[Holding]) -> dict[Cause, int]:
+    counts = dict.fromkeys(Cause, 0)
+    for holding in holdings:
+        if holding.cause is not None:
+            counts[holding.cause] += 1
+    return counts
+
+
+def _workload(process: Process | None, containers: ContainerFacts | None) -> tuple[str, Workload]:
+    """(container or unit name for people, workload labels) of *process*; missing names cost only themselves."""
+    found = workload_of(process.cgroup) if process is not None else None
+    if found is None:
+        return "", NO_WORKLOAD
+    runtime, identity = found
+    if runtime in ("systemd", "slurm", "lxc"):
+        return label(f"{runtime}:{identity}"), NO_WORKLOAD
+    known = containers.by_id.get(identity) if containers is not None else None
+    if known is None:
+        return f"{runtime}:{identity[:12]}", NO_WORKLOAD
+    return label(known.name or identity[:12]), Workload(label(known.namespace), label(known.pod), label(known.name))
+
+
 def holder_of(listed: GpuProcess, process: Process | None, engine_of: Mapping[int, str], host_pids: bool) -> Holder:
     """What kind of holder one process is."""
     if listed.kind == "graphics":
@@ -121,11 +252,11 @@ def holder_of(listed: GpuProcess, process: Process | None, engine_of: Mapping[in
     if listed.kind == "mps" or (process is not None and process.comm.startswith(MPS_COMMS)):
         return Holder.MPS
     if process is None:
-        # without host PIDs it is some process; with them it is a PID that nobody has: ignorance, no verdict
+        # without host PIDs it is some process; with them it is a PID that nobody has: ignorance until proven
         return Holder.UNATTRIBUTED if host_pids else Holder.PROCESS
-    if process.state in "Tt":
+    if process.state in "Tt" or process.frozen:
         return Holder.SUSPENDED
-    if listed.pid in engine_of or process.comm.startswith(WORKER_TITLES):
+    if listed.pid in engine_of or role_of(process.comm, process.argv) is not None:
         return Holder.ENGINE
     return Holder.PROCESS
 
@@ -133,14 +264,14 @@ def holder_of(listed: GpuProcess, process: Process | None, engine_of: Mapping[in
 def _held(
     gpu: Gpu,
     memory: Memory | None,
-    processes: tuple[GpuProcess, ...] | None,
+    processes: tuple[GpuProcess, ...],
     holdings: list[Holding],
-    gaps: set[Gap],
+    gaps: frozenset[Gap],
 ) -> dict[Holder, int] | None:
     """Bytes by holder. `unattributed` is there only where used, reserved and every process are known."""
-    if processes is None or any(p.used_bytes is None for p in processes):
+    if any(p.used_bytes is None for p in processes):
         return None
-    held: dict[Holder, int] = {h: 0 for h in Holder if h not in (Holder.UNATTRIBUTED, Holder.ORPHAN)}
+    held: dict[Holder, int] = {h: 0 for h in Holder if h is not Holder.UNATTRIBUTED}
     unresolved = 0
     for holding in holdings:
         if holding.holder is Holder.UNATTRIBUTED:
@@ -153,18 +284,72 @@ def _held(
     return held
 
 
+def _idle(holdings: list[Holding], processes: tuple[GpuProcess, ...], scene: Scene) -> int | None:
+    """Bytes of live processes, no engines, that have not computed for six hours; None when nobody could tell."""
+    activity = {p.pid: p.sm_ratio for p in processes}
+    if any(ratio is None for ratio in activity.values()):
+        return None
+    active, idle = scene.history.active, 0
+    for holding in holdings:
+        key = (holding.pid, _start(holding.pid, scene.nvml))
+        if key not in active or activity.get(holding.pid):
+            active[key] = scene.mono
+        patient = any(fnmatchcase(holding.comm, pattern) for pattern in scene.settings.idle_allow)
+        if holding.holder is Holder.PROCESS and not patient and scene.mono - active[key] >= IDLE_SECONDS:
+            idle += holding.used_bytes
+    return idle
+
+
+def _newcomers(place: Place, holdings: list[Holding], gaps: frozenset[Gap], scene: Scene) -> int | None:
+    """Bytes of processes that joined a serving GPU after its engine was ready; None where nothing serves."""
+    here = [engine for engine in scene.engines if place in engine.places]
+    serving = any(engine.state is EngineState.READY for engine in here)
+    asleep = any(engine.state is EngineState.ASLEEP for engine in here)
+    if not serving or asleep or Gap.MPS in gaps:
+        if not serving:
+            scene.history.residents.pop(place, None)
+        return None
+    present = {(h.pid, _start(h.pid, scene.nvml)) for h in holdings}
+    residents = scene.history.residents.setdefault(place, Residents(scene.mono, set(present)))
+    engines = {pid for engine in here for pid in engine.pids}
+    newcomers = 0
+    for holding in holdings:
+        key = (holding.pid, _start(holding.pid, scene.nvml))
+        if key in residents.pids or holding.pid in engines or holding.holder is Holder.ORPHAN:
+            continue
+        if not any(fnmatchcase(holding.comm, pattern) for pattern in scene.settings.cotenant_allow):
+            newcomers += holding.used_bytes
+    return newcomers
+
+
+def _overcommit(
+    place: Place, memory: Memory | None, processes: tuple[GpuProcess, ...], holdings: list[Holding], scene: Scene
+) -> int | None:
+    """Budgets of awake engines + everybody else's bytes − total; None unless every term is known."""
+    awake = [engine for engine in scene.engines if place in engine.places and engine.state in AWAKE]
+    if memory is None or not awake or any(p.used_bytes is None for p in processes):
+        return None
+    if any(place not in engine.budgets for engine in awake):
+        return None
+    pids = {pid for engine in awake for pid in engine.pids}
+    others = sum(holding.used_bytes for holding in holdings if holding.pid not in pids)
+    return max(0, sum(engine.budgets[place] for engine in awake) + others - memory.total_bytes)
+
+
 def by_command(
     ownership: Mapping[Place, Ownership], floor_bytes: int, history: History
-) -> dict[tuple[Place, str], int]:
-    """Bytes per place and command; a command enters at *floor_bytes* and leaves at three quarters of it."""
-    found: dict[tuple[Place, str], int] = {}
+) -> dict[tuple[Place, str, Workload], int]:
+    """Bytes per place, command and workload; one enters at *floor_bytes* and leaves at three quarters of it."""
+    found: dict[tuple[Place, str, Workload], int] = {}
     for place, owned in ownership.items():
-        sums: dict[str, int] = {}
+        sums: dict[tuple[str, Workload], int] = {}
         for holding in owned.holdings:
             if holding.comm:
-                sums[holding.comm] = sums.get(holding.comm, 0) + holding.used_bytes
-        for comm, used in sums.items():
-            if used >= floor_bytes or (used >= floor_bytes * KEEP_SHARE and (place, comm) in history.commands):
-                found[place, comm] = used
+                name = (holding.comm, holding.workload)
+                sums[name] = sums.get(name, 0) + holding.used_bytes
+        for (comm, workload), used in sums.items():
+            key = (place, comm, workload)
+            if used >= floor_bytes or (used >= floor_bytes * KEEP_SHARE and key in history.commands):
+                found[key] = used
     history.commands = set(found)
     return found

@@ -32,7 +32,6 @@ class Dialect:
     """One engine's page, processes and extra addresses.
 
     `prefix` begins every family of the engine. `info` is the family whose labels describe the KV pool.
-    `titles` are process titles of workers, compared with the first 15 bytes that the kernel keeps.
     `asleep` are (label, value) pairs of the `sleep` family that mean no weights or KV on the GPU.
     `grows` says whether the engine's allocator takes memory outside its pool while it serves.
     """
@@ -47,7 +46,6 @@ class Dialect:
     v0_marks: tuple[str, ...] = ()
     version_path: str = ""
     models_path: str = ""
-    titles: tuple[str, ...] = ()
     launches: tuple[Launch, ...] = ()
     metrics_path: str = "/metrics"
     grows: bool = True
@@ -77,13 +75,95 @@ VLLM = Dialect(
     v0_marks=("vllm:cpu_cache_usage_perc", "vllm:num_requests_swapped"),
     version_path="/version",
     models_path="/v1/models",
-    titles=("VLLM::EngineCore", "VLLM::Worker", "VLLM::APIServer", "VLLM::DPCoordinator"),
     launches=(
         Launch(("vllm", "serve"), "--port", 8000),
         Launch(("-m", "vllm.entrypoints.openai.api_server"), "--port", 8000),
         Launch(("-m", "vllm.entrypoints.cli.main", "serve"), "--port", 8000),
     ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """How one engine's processes are recognised: by consecutive words of the command line, or by their title.
+
+    A `server` owns the engine's processes; a `child` serves requests for it; a `worker` holds GPU memory and is
+    of no use without one of the others. Titles are compared with argv[0] and with the 15 bytes of comm.
+    """
+
+    kind: str
+    server_words: tuple[tuple[str, ...], ...] = ()
+    child_words: tuple[tuple[str, ...], ...] = ()
+    child_titles: tuple[str, ...] = ()
+    worker_words: tuple[tuple[str, ...], ...] = ()
+    worker_titles: tuple[str, ...] = ()
+
+
+COMM_BYTES = 15
+"""The kernel keeps this much of a process title in comm (TASK_COMM_LEN - 1)."""
+
+ROLES = (
+    Roles(
+        "vllm",
+        server_words=tuple(launch.words for launch in VLLM.launches),
+        child_titles=("VLLM::APIServer",),
+        worker_titles=("VLLM::EngineCore", "VLLM::Worker", "VLLM::DPCoordinator"),
+    ),
+    Roles(
+        "sglang",
+        server_words=(("-m", "sglang.launch_server"), ("sglang", "serve")),
+        child_titles=("sglang::http_server", "sglang::tokenizer_worker"),
+        worker_titles=("sglang::scheduler", "sglang::detokenizer", "sglang::data_parallel_controller"),
+    ),
+    Roles(
+        "tgi",
+        server_words=(("text-generation-launcher",),),
+        child_words=(("text-generation-router",),),
+        worker_words=(("text-generation-server", "serve"),),
+    ),
+    # their runners answer requests themselves: as long as they live, somebody can be served
+    Roles("ollama", server_words=(("ollama", "serve"),), child_words=(("ollama", "runner"),)),
+    Roles("llamacpp", server_words=(("llama-server",),)),
+    # Ray's workers belong to an engine on whichever node its driver runs
+    Roles("ray", server_words=(("raylet",),), worker_titles=("ray::RayWorkerWrapper", "ray::RayWorkerProc")),
+)
+
+ADOPTERS = frozenset(
+    {"bash", "catatonit", "conmon", "containerd-shim", "dash", "docker-init", "dumb-init", "fish", "init", "ksh"}
+    | {"runsv", "s6-svscan", "sh", "sshd", "su", "sudo", "supervisord", "systemd", "tini", "tmux: server", "zsh"}
+)
+"""Commands that adopt children whose parent died, or start a server and never a worker."""
+
+
+def role_of(comm: str, argv: tuple[str, ...]) -> tuple[str, str] | None:
+    """(engine kind, ``server``, ``child`` or ``worker``) of a process, or None when it is no engine's."""
+    title = argv[0] if argv else ""
+    for roles in ROLES:
+        if _titled(comm, title, roles.worker_titles) or _worded(argv, roles.worker_words):
+            return roles.kind, "worker"
+        if _titled(comm, title, roles.child_titles) or _worded(argv, roles.child_words):
+            return roles.kind, "child"
+        if _worded(argv, roles.server_words):
+            return roles.kind, "server"
+    return None
+
+
+def _titled(comm: str, title: str, titles: tuple[str, ...]) -> bool:
+    return any(title.startswith(known) or comm.startswith(known[:COMM_BYTES]) for known in titles)
+
+
+def _worded(argv: tuple[str, ...], wanted: tuple[tuple[str, ...], ...]) -> bool:
+    return any(at >= 0 for at in (words_at(argv, words) for words in wanted))
+
+
+def words_at(argv: tuple[str, ...], words: tuple[str, ...]) -> int:
+    """Where the consecutive *words* stand in *argv*, a path counting as its last part; -1 when they do not."""
+    size = len(words)
+    for at in range(len(argv) - size + 1):
+        if all(argv[at + i] == word or argv[at + i].endswith(f"/{word}") for i, word in enumerate(words)):
+            return at
+    return -1
+
 
 DIALECTS = (VLLM,)
 

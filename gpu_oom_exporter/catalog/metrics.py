@@ -14,6 +14,7 @@ from typing import Any
 from gpu_oom_exporter import __version__
 from gpu_oom_exporter.model import (
     FIXABLE_GAPS,
+    Cause,
     EngineReport,
     EngineState,
     Family,
@@ -31,6 +32,9 @@ PLACE = ("gpu", "UUID", "GPU_I_ID", "GPU_I_PROFILE")
 """DCGM Exporter's spelling. On a whole GPU the last two are empty, which to Prometheus means absent."""
 
 GPU = ("gpu", "UUID")
+
+WORKLOAD = ("workload_namespace", "workload_pod", "workload_container")
+"""Not `pod`: a ServiceMonitor's own target labels would win."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,31 @@ def _held(report: Report) -> Rows:
     for place, owned in report.ownership.items():
         for holder, used in (owned.held or {}).items():
             yield (*_of(place), holder.value), used
+
+
+def _orphaned(field: str) -> Callable[[Report], Rows]:
+    def read(report: Report) -> Iterator[Sample]:
+        for place, owned in report.ownership.items():
+            for cause, value in (getattr(owned, field) or {}).items():
+                yield (*_of(place), cause.value), value
+
+    return read
+
+
+def _stuck(report: Report) -> Rows:
+    for place, owned in report.ownership.items():
+        if owned.orphaned is not None:
+            yield _of(place), owned.orphaned[Cause.DEAD_PID] + owned.orphaned[Cause.STUCK]
+
+
+def _owned(field: str) -> Callable[[Report], Rows]:
+    def read(report: Report) -> Iterator[Sample]:
+        for place, owned in report.ownership.items():
+            value = getattr(owned, field)
+            if value is not None:
+                yield _of(place), value
+
+    return read
 
 
 def _failures(report: Report) -> Rows:
@@ -254,10 +283,10 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "gpu_oom_vram_held_bytes",
         "gauge",
-        "Used memory by who holds it: engine, process, graphics, mps, suspended, unattributed. Absent while the "
-        "figure of any process is unknown.",
+        "Used memory by who holds it: engine, process, graphics, mps, suspended, orphan, unattributed. Absent while "
+        "the figure of any process is unknown.",
         (*PLACE, "holder"),
-        "up to 6 per GPU or MIG instance",
+        "up to 7 per GPU or MIG instance",
         _held,
         "Holders",
     ),
@@ -265,9 +294,70 @@ METRICS: tuple[Metric, ...] = (
         "gpu_oom_process_vram_bytes",
         "gauge",
         "Memory by command name, for commands above a floor. Never a command line; PIDs are in the JSON output.",
-        (*PLACE, "comm"),
+        (*PLACE, "comm", *WORKLOAD),
         "one per GPU and command above the floor",
-        lambda r: (((*_of(place), comm), used) for (place, comm), used in r.process_bytes.items()),
+        lambda r: (
+            ((*_of(place), comm, workload.namespace, workload.pod, workload.container), used)
+            for (place, comm, workload), used in r.process_bytes.items()
+        ),
+        "Holders",
+    ),
+    Metric(
+        "gpu_oom_vram_orphaned_bytes",
+        "gauge",
+        "Memory that no living thing will ever use again, by proven cause: dead_pid, defunct, engine_orphan, "
+        "container_gone, stuck. Absent where nothing can be proven; its sum is held_bytes of holder orphan.",
+        (*PLACE, "cause"),
+        "5 per GPU or MIG instance",
+        _orphaned("orphaned"),
+        "Holders",
+    ),
+    Metric(
+        "gpu_oom_orphaned_contexts",
+        "gauge",
+        "Processes behind orphaned memory, by cause.",
+        (*PLACE, "cause"),
+        "5 per GPU or MIG instance",
+        _orphaned("orphaned_contexts"),
+        "Holders",
+    ),
+    Metric(
+        "gpu_oom_vram_stuck_bytes",
+        "gauge",
+        "Orphaned memory that no signal can free (dead_pid and stuck): it takes a reset of the GPU, or a reboot.",
+        PLACE,
+        PER_PLACE,
+        _stuck,
+        "Holders",
+    ),
+    Metric(
+        "gpu_oom_vram_idle_held_bytes",
+        "gauge",
+        "Memory of live processes, engines not counted, that have not computed for 6 hours. Absent where the driver "
+        "does not tell the activity of processes.",
+        PLACE,
+        PER_PLACE,
+        _owned("idle_bytes"),
+        "Holders",
+    ),
+    Metric(
+        "gpu_oom_vram_newcomer_bytes",
+        "gauge",
+        "Memory of processes that came to a serving GPU after its engine was ready, without allowed co-tenants. Absent "
+        "on GPUs that do not serve, under MPS, and beside a sleeping engine.",
+        PLACE,
+        PER_PLACE,
+        _owned("newcomer_bytes"),
+        "Holders",
+    ),
+    Metric(
+        "gpu_oom_vram_overcommit_bytes",
+        "gauge",
+        "Budgets of awake engines plus everybody else's memory, over the total; 0 when they fit. Absent unless every "
+        "term is known.",
+        PLACE,
+        PER_PLACE,
+        _owned("overcommit_bytes"),
         "Holders",
     ),
     Metric(

@@ -85,6 +85,15 @@ def _paths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--path.procfs", default="/proc", metavar="DIR", help="where /proc of the host is")
     parser.add_argument("--path.sysfs", default="/sys", metavar="DIR", help="where /sys of the host is")
     parser.add_argument(
+        "--path.docker-socket", default="/var/run/docker.sock", metavar="FILE", help="Docker's API, for container names"
+    )
+    parser.add_argument(
+        "--path.container-logs",
+        default="/var/log/containers",
+        metavar="DIR",
+        help="the kubelet's log links, for names of pods",
+    )
+    parser.add_argument(
         "--storage.path",
         metavar="DIR",
         help="what must survive a restart (default: systemd's state directory, /var/lib/gpu-oom-exporter for root, "
@@ -147,7 +156,13 @@ def paths(arguments: argparse.Namespace) -> Paths:
             else os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
         )
         storage = f"{home}/gpu-oom-exporter"
-    return Paths(chosen["path.procfs"], chosen["path.sysfs"], storage)
+    return Paths(
+        chosen["path.procfs"],
+        chosen["path.sysfs"],
+        storage,
+        chosen["path.docker_socket"],
+        chosen["path.container_logs"],
+    )
 
 
 def main(argv: Sequence[str]) -> int:

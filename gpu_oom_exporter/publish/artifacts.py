@@ -69,7 +69,7 @@ def _rows(section: type[BaseModel], path: str) -> list[str]:
     rows = []
     for name, field in section.model_fields.items():
         inner = _inner(field.annotation)
-        many = get_origin(field.annotation) is tuple
+        many = get_origin(field.annotation) is tuple and inner is not None
         full = f"{path}{name}{'[]' if many else ''}"
         if inner is not None:
             rows += _rows(inner, f"{full}.")
@@ -87,6 +87,8 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
 
 def _type(field: FieldInfo) -> str:
     annotation = field.annotation
+    if get_origin(annotation) is tuple:
+        return "list of texts"
     if get_origin(annotation) is Literal:
         return " or ".join(f"`{value}`" for value in get_args(annotation))
     if get_origin(annotation) is UnionType:
@@ -98,4 +100,4 @@ def _type(field: FieldInfo) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    return "none" if field.default is None else f"`{str(field.default).lower()}`"
+    return "none" if field.default in (None, ()) else f"`{str(field.default).lower()}`"

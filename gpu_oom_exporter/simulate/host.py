@@ -229,7 +229,7 @@ class SimProc(ProcReader):
     """The /proc of the simulated host: files that are made when they are read."""
 
     def __init__(self, host: Host) -> None:
-        super().__init__("/simulated/proc")
+        super().__init__("/simulated/proc", cgroupfs="/simulated/cgroup")
         self.host = host
 
     def _processes(self) -> dict[int, tuple[str, str, int, float, tuple[str, ...], int]]:
@@ -278,8 +278,8 @@ class SimProc(ProcReader):
         comm, state, parent, start, argv, port = process
         match name:
             case "stat":
-                head = f"{pid} ({comm}) {state} {parent}"
-                return f"{head}{' 0' * 17} {int(start * TICKS)}{' 0' * 30}\n".encode()
+                head = f"{pid} ({comm}) {state} {parent} {pid} {pid}"
+                return f"{head}{' 0' * 15} {int(start * TICKS)}{' 0' * 30}\n".encode()
             case "status":
                 return b"Name:\tx\nUid:\t1000\t1000\t1000\t1000\n"
             case "cmdline":

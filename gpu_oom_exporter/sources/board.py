@@ -10,12 +10,12 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias
 
-from gpu_oom_exporter.model import EngineFacts, Health, HostFacts, NvmlFacts, Reason, Snapshot
+from gpu_oom_exporter.model import ContainerFacts, EngineFacts, Health, HostFacts, NvmlFacts, Reason, Snapshot
 
 log = logging.getLogger(__name__)
-Facts = TypeVar("Facts", bound=NvmlFacts | HostFacts | EngineFacts)
+Facts: TypeAlias = NvmlFacts | HostFacts | EngineFacts | ContainerFacts
 
 
 class SourceError(Exception):
@@ -52,7 +52,7 @@ class Source(Protocol):
     def period_seconds(self) -> float:
         """Seconds between the starts of two reads; may change with what was read."""
 
-    async def read(self) -> NvmlFacts | HostFacts | EngineFacts:
+    async def read(self) -> Facts:
         """Read once, or raise `SourceError`."""
 
     async def close(self) -> None:
@@ -63,7 +63,7 @@ class Source(Protocol):
 class _Posted:
     """What one source said last."""
 
-    facts: NvmlFacts | HostFacts | EngineFacts | None = None
+    facts: Facts | None = None
     mono: float = float("-inf")
     health: Health | None = None
     failures: dict[str, int] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Board:
         else:
             self._post(source, began, facts)
 
-    def _post(self, source: Source, began: float, facts: NvmlFacts | HostFacts | EngineFacts) -> None:
+    def _post(self, source: Source, began: float, facts: Facts) -> None:
         posted = self._posted[source.name, source.key]
         now = self.clock.mono()
         for why, count in getattr(facts, "rejected", {}).items():
@@ -155,7 +155,7 @@ class Board:
     def snapshot(self) -> Snapshot:
         """The newest facts of every source; those older than the source allows are dropped."""
         now = self.clock.mono()
-        fresh: dict[type, list[Any]] = {NvmlFacts: [], HostFacts: [], EngineFacts: []}
+        fresh: dict[type, list[Any]] = {NvmlFacts: [], HostFacts: [], EngineFacts: [], ContainerFacts: []}
         health: dict[str, Health] = {}
         complete = True
         for source in self.sources:
@@ -177,6 +177,7 @@ class Board:
             nvml=next(iter(fresh[NvmlFacts]), None),
             host=next(iter(fresh[HostFacts]), None),
             engines=tuple(fresh[EngineFacts]),
+            containers=next(iter(fresh[ContainerFacts]), None),
             complete=complete,
         )
 

@@ -18,7 +18,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_oom_exporter import __version__, config
-from gpu_oom_exporter.catalog.engines import BY_NAME, Dialect, Launch
+from gpu_oom_exporter.catalog.engines import BY_NAME, Dialect, Launch, words_at
 from gpu_oom_exporter.model import Answer, EngineFacts, EngineRank, Process, Reason
 from gpu_oom_exporter.sources.board import Clock, SourceError
 from gpu_oom_exporter.sources.procfs import Reader as ProcReader
@@ -283,15 +283,9 @@ def _count(value: float | None) -> int | None:
 def launched(argv: tuple[str, ...], launches: Iterable[Launch]) -> int | None:
     """The port that a command line of one of *launches* serves; None when it is another program."""
     for launch in launches:
-        size = len(launch.words)
-        for at in range(len(argv) - size + 1):
-            if all(_same(argv[at + i], word) for i, word in enumerate(launch.words)):
-                return _port(argv, launch)
+        if words_at(argv, launch.words) >= 0:
+            return _port(argv, launch)
     return None
-
-
-def _same(argument: str, word: str) -> bool:
-    return argument == word or argument.endswith(f"/{word}")
 
 
 def _port(argv: tuple[str, ...], launch: Launch) -> int:

@@ -325,12 +325,14 @@ class NvmlSource:
         else:
             self._began = float("inf")
         processes: dict[int, Process] = {}
+        dead: frozenset[int] = frozenset()
         if host_pids:
             pids = {p.pid for g in gpus for p in g.processes or ()}
             pids |= {p.pid for g in gpus for i in g.instances for p in i.processes or ()}
             processes = self.proc.families(sorted(pids), self.clock.mono())
+            dead = frozenset(pid for pid in pids - processes.keys() if not self.proc.exists(pid))
         xids = tuple(XidCount(uuid, xid, count) for (uuid, xid), count in self._xids.items())
-        return NvmlFacts(str(reply["driver"]), gpus, processes, host_pids, xids, reply["rejected"])
+        return NvmlFacts(str(reply["driver"]), gpus, processes, host_pids, xids, reply["rejected"], dead)
 
     def _gpu_of(self, raw: Mapping[str, Any]) -> Gpu:
         """The facts about one GPU; one whose answer is the same as before is not taken apart again."""

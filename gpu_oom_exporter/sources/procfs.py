@@ -11,6 +11,8 @@ import pwd
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from gpu_oom_exporter.catalog.containers import workload_of
+from gpu_oom_exporter.catalog.engines import ADOPTERS, role_of
 from gpu_oom_exporter.model import Process
 
 HOST_PID_NAMESPACE = "pid:[4026531836]"
@@ -21,8 +23,15 @@ ARGV_BYTES = 16384
 
 READ_BYTES = 16384
 
+STACK_CHARACTERS = 600
+ANCESTORS = 64
+"""Deeper than any real tree; a torn reading could make a loop."""
+
 PORTS_AGAIN_SECONDS = 10.0
 """How long a process's listening ports are believed: an engine opens its port minutes after its start."""
+
+SIGKILL_BIT = 1 << 8
+"""Bit of signal 9 in SigPnd and ShdPnd."""
 
 
 @dataclass(slots=True)
@@ -30,16 +39,21 @@ class _Known:
     process: Process
     looked: float
     ports_at: float = float("-inf")
+    remote_at: float = float("-inf")
+    freezer: str = ""
 
 
 class Reader:
     """Reads processes under *root*, remembering what cannot change while a process lives."""
 
-    def __init__(self, root: str = "/proc", fresh_seconds: float = 2.0) -> None:
+    def __init__(self, root: str = "/proc", fresh_seconds: float = 2.0, cgroupfs: str = "/sys/fs/cgroup") -> None:
         self.root = root
+        self.cgroupfs = cgroupfs
         self.fresh_seconds = fresh_seconds
         self._known: dict[int, _Known] = {}
         self._users: dict[int, str] = {}
+        self._census: dict[int, tuple[int, str]] = {}
+        self._census_at = float("-inf")
         self._servers: dict[int, tuple[int, str, tuple[str, ...]]] = {}
 
     def host_pids(self) -> bool:
@@ -54,18 +68,75 @@ class Reader:
         return b"microsoft" in (self._bytes("sys/kernel/osrelease") or b"").lower()
 
     def families(self, pids: Iterable[int], mono: float) -> dict[int, Process]:
-        """The processes *pids* that still live, and their ancestors up to PID 1 (not included)."""
+        """The processes *pids* that still live, their ancestors, and the relatives of workers without a server.
+
+        Ancestors go up to PID 1, which is not included.
+        """
         found: dict[int, Process] = {}
-        for pid in pids:
+        first = list(pids)
+        for pid in first:
             while pid > 1 and pid not in found:
                 process = self.look(pid, mono)
                 if process is None:
                     break
                 found[pid] = process
                 pid = process.ppid
+        for pid in first:
+            if pid in found and self._lost_its_parent(found[pid], found):
+                for relative in self._relatives(found[pid], mono):
+                    found[relative.pid] = relative
         for pid in [pid for pid in self._known if pid not in found]:
             del self._known[pid]
         return found
+
+    @staticmethod
+    def _lost_its_parent(process: Process, found: dict[int, Process]) -> bool:
+        """Whether *process*, or the worker above it, hangs on an adopter: then its relatives decide what it is."""
+        for _ in range(ANCESTORS):
+            role = role_of(process.comm, process.argv)
+            if role is not None and role[1] != "worker":
+                return False
+            parent = found.get(process.ppid)
+            if parent is None or parent.init or parent.comm in ADOPTERS:
+                return True
+            process = parent
+        return False
+
+    def _relatives(self, process: Process, mono: float) -> list[Process]:
+        """Processes of *process*'s session or container, itself included, each with its remote connections."""
+        if mono - self._census_at >= PORTS_AGAIN_SECONDS:
+            self._census_at = mono
+            self._census = {}
+            for pid in self._pids():
+                stat = self.stat(pid)
+                if stat is not None:
+                    self._census[pid] = (stat[4], self._cgroups(pid)[0])
+        cgroup = process.cgroup if workload_of(process.cgroup) is not None else None
+        pids = {process.pid}
+        for pid, (session, own) in self._census.items():
+            if (session and session == process.session) or (cgroup is not None and own == cgroup):
+                pids.add(pid)
+        found = []
+        for pid in sorted(pids):
+            relative = self.look(pid, mono)
+            if relative is None:
+                continue
+            known = self._known[pid]
+            if mono - known.remote_at >= PORTS_AGAIN_SECONDS:
+                known.remote_at = mono
+                known.process = replace(known.process, remote=self.remote(pid))
+            found.append(known.process)
+        return found
+
+    def exists(self, pid: int) -> bool:
+        """Whether the kernel knows *pid*; one that is hidden from us or not ours exists."""
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            return True
+        return True
 
     def look(self, pid: int, mono: float) -> Process | None:
         """The process *pid*, or None when it is gone or hidden from us."""
@@ -76,9 +147,10 @@ class Reader:
         if stat is None:
             self._known.pop(pid, None)
             return None
-        comm, state, ppid, start = stat
+        comm, state, ppid, start, session = stat
         if known is None or known.process.start_ticks != start or known.process.comm != comm:
-            known = _Known(self._identify(Process(pid, start, comm, state, ppid)), mono)
+            known = _Known(self._identify(Process(pid, start, comm, state, ppid, session=session)), mono)
+            known.freezer = self._freezer(pid)
         elif known.process.state != state or known.process.ppid != ppid:
             known.process = replace(known.process, state=state, ppid=ppid)
         known.looked = mono
@@ -87,11 +159,71 @@ class Reader:
             ports = self.listening(pid)
             if ports != known.process.listening:
                 known.process = replace(known.process, listening=ports)
+        trouble = self._trouble(pid, state, known.freezer)
+        now = known.process
+        if trouble != (now.frozen, now.sigkill, now.stack, now.live_threads, now.children):
+            frozen, sigkill, stack, threads, children = trouble
+            known.process = replace(
+                now, frozen=frozen, sigkill=sigkill, stack=stack, live_threads=threads, children=children
+            )
         self._known[pid] = known
         return known.process
 
-    def stat(self, pid: int) -> tuple[str, str, int, int] | None:
-        """(comm, state, parent, start time in ticks since boot) of *pid*, or None when it is gone."""
+    def _trouble(self, pid: int, state: str, freezer: str) -> tuple[bool, bool, str, tuple[int, ...], tuple[int, ...]]:
+        """(frozen, SIGKILL pending, kernel stack, live threads, children): what only a process in trouble has."""
+        frozen = bool(freezer) and self._frozen(freezer)
+        if state in "DR":
+            if not self._sigkill_pending(pid):
+                return frozen, False, "", (), ()
+            stack = (self._bytes(f"{pid}/stack") or b"").decode(errors="replace")
+            return frozen, True, " ".join(stack.split())[:STACK_CHARACTERS], (), ()
+        if state == "Z":
+            threads, children = self._kept_by(pid)
+            return frozen, False, "", threads, children
+        return frozen, False, "", (), ()
+
+    def _sigkill_pending(self, pid: int) -> bool:
+        for line in (self._bytes(f"{pid}/status") or b"").splitlines():
+            if line.startswith((b"SigPnd:", b"ShdPnd:")):
+                try:
+                    if int(line.split()[1], 16) & SIGKILL_BIT:
+                        return True
+                except (IndexError, ValueError):
+                    continue
+        return False
+
+    def _kept_by(self, pid: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(live threads, children) of a zombie: what keeps its memory from being freed."""
+        threads = []
+        children = []
+        try:
+            tasks = [int(name) for name in self._list(f"{pid}/task") if name.isdecimal()]
+        except OSError:
+            tasks = []
+        for task in tasks:
+            stat = self.stat(f"{pid}/task/{task}")
+            if stat is not None and stat[1] not in "ZX":
+                threads.append(task)
+            # the kernel gives a zombie's children to its adopter; a live thread still has its own
+            text = self._bytes(f"{pid}/task/{task}/children") or b""
+            children += [int(word) for word in text.split() if word.isdigit()]
+        return tuple(threads), tuple(children)
+
+    def _freezer(self, pid: int) -> str:
+        """The file under the cgroup root that says whether *pid*'s cgroup is frozen, or nothing."""
+        _, freezer = self._cgroups(pid)
+        return freezer
+
+    def _frozen(self, freezer: str) -> bool:
+        try:
+            with open(f"{self.cgroupfs}/{freezer}", encoding="ascii", errors="replace") as file:
+                text = file.read(4096)
+        except OSError:
+            return False
+        return "frozen 1" in text or text.strip() in ("FROZEN", "FREEZING")
+
+    def stat(self, pid: int | str) -> tuple[str, str, int, int, int] | None:
+        """(comm, state, parent, start in ticks since boot, session) of *pid*, or None when it is gone."""
         text = self._bytes(f"{pid}/stat")
         if text is None:
             return None
@@ -100,7 +232,7 @@ class Reader:
         fields = tail.split(None, 20)
         try:
             comm = head.partition(b"(")[2].decode(errors="replace")
-            return comm, fields[0].decode(), int(fields[1]), int(fields[19])
+            return comm, fields[0].decode(), int(fields[1]), int(fields[19]), int(fields[3])
         except (IndexError, ValueError):
             return None
 
@@ -121,13 +253,13 @@ class Reader:
             if stat is None:
                 continue
             alive.add(pid)
-            comm, state, ppid, start = stat
+            comm, state, ppid, start, session = stat
             seen = self._servers.get(pid)
             if seen is None or seen[:2] != (start, comm):
                 seen = (start, comm, self._argv(pid, state))
                 self._servers[pid] = seen
             if serves(seen[2]):
-                found.append(Process(pid, start, comm, state, ppid, argv=seen[2]))
+                found.append(Process(pid, start, comm, state, ppid, argv=seen[2], session=session))
         for pid in self._servers.keys() - alive:
             del self._servers[pid]
         return found
@@ -137,6 +269,27 @@ class Reader:
         try:
             if self._link(f"{pid}/ns/net") != self._link("self/ns/net"):
                 return None
+        except OSError:
+            return None
+        sockets = self._sockets(pid)
+        if sockets is None:
+            return None
+        return frozenset(int(local.rpartition(b":")[2], 16) for state, local, _ in sockets if state == b"0A")
+
+    def remote(self, pid: int) -> bool | None:
+        """Whether *pid* has an established TCP connection to another host; None when we may not look."""
+        sockets = self._sockets(pid)
+        if sockets is None:
+            return None
+        for state, local, peer in sockets:
+            here, there = local.rpartition(b":")[0], peer.rpartition(b":")[0]
+            if state == b"01" and here != there and not _loopback(there):
+                return True
+        return False
+
+    def _sockets(self, pid: int) -> list[tuple[bytes, bytes, bytes]] | None:
+        """(state, local, peer) of the TCP sockets that *pid* has open, as /proc/net spells them."""
+        try:
             names = self._list(f"{pid}/fd")
         except OSError:
             return None
@@ -148,31 +301,38 @@ class Reader:
                 continue
             if target.startswith("socket:["):
                 inodes.add(target[8:-1].encode())
-        if not inodes:
-            return frozenset()
-        ports = set()
-        for table in ("tcp", "tcp6"):
+        found = []
+        for table in ("tcp", "tcp6") if inodes else ():
             for line in (self._bytes(f"{pid}/net/{table}") or b"").splitlines()[1:]:
                 columns = line.split()
-                if len(columns) > 9 and columns[3] == b"0A" and columns[9] in inodes:
-                    ports.add(int(columns[1].rpartition(b":")[2], 16))
-        return frozenset(ports)
+                if len(columns) > 9 and columns[9] in inodes:
+                    found.append((columns[3], columns[1], columns[2]))
+        return found
 
     def _identify(self, process: Process) -> Process:
         pid = process.pid
-        user, cgroup = "", ""
+        user, init = "", False
         for line in (self._bytes(f"{pid}/status") or b"").splitlines():
             if line.startswith(b"Uid:"):
                 user = self._user(int(line.split()[1]))
-                break
+            elif line.startswith(b"NSpid:"):
+                init = line.split()[-1] == b"1"
+        argv = self._argv(pid, process.state)
+        return replace(process, user=user, cgroup=self._cgroups(pid)[0], argv=argv, init=init)
+
+    def _cgroups(self, pid: int) -> tuple[str, str]:
+        """(cgroup path, freezer file under the cgroup root) of *pid*; v2 where it says something, else v1."""
+        path, freezer = "", ""
         for entry in (self._bytes(f"{pid}/cgroup") or b"").decode(errors="replace").splitlines():
             number, _, rest = entry.partition(":")
-            controllers, _, path = rest.partition(":")
-            if number == "0" or (not cgroup and "memory" in controllers.split(",")):
-                cgroup = path
-                if path != "/":
-                    break
-        return replace(process, user=user, cgroup=cgroup, argv=self._argv(pid, process.state))
+            controllers, _, own = rest.partition(":")
+            if number == "0" and own not in ("", "/"):
+                return own, f"{own.lstrip('/')}/cgroup.events"
+            if number == "0" or (not path and "memory" in controllers.split(",")):
+                path = path if len(path) > 1 else own
+            if "freezer" in controllers.split(",") and own not in ("", "/"):
+                freezer = f"freezer{own}/freezer.state"
+        return path, freezer
 
     def _argv(self, pid: int, state: str) -> tuple[str, ...]:
         if state in "DZ":
@@ -217,3 +377,10 @@ class Reader:
             return None
         finally:
             os.close(file)
+
+
+def _loopback(address: bytes) -> bool:
+    """Whether an address of /proc/net (little endian words) is 127.x.y.z, that mapped into IPv6, or ::1."""
+    if len(address) == 8 or address.startswith(b"0000000000000000FFFF0000"):
+        return address.endswith(b"7F")
+    return address == b"00000000000000000000000001000000"

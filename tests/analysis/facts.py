@@ -44,8 +44,8 @@ def gpu(*processes: GpuProcess, used: int = 10 * GIB, index: int = 0, **more: An
     )
 
 
-def on_gpu(pid: int, used: int | None = GIB, kind: str = "compute") -> GpuProcess:
-    return GpuProcess(pid, kind, used)
+def on_gpu(pid: int, used: int | None = GIB, kind: str = "compute", sm: float | None = 0.0) -> GpuProcess:
+    return GpuProcess(pid, kind, used, sm)
 
 
 def process(pid: int, comm: str = "python3", ppid: int = 1, **more: Any) -> Process:

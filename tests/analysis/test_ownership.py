@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_oom_exporter.model import Answer, Gap, GpuInstance, Holder, Memory, MemoryKind, Place, Report
+from gpu_oom_exporter.model import NO_WORKLOAD, Answer, Gap, GpuInstance, Holder, Memory, MemoryKind, Place, Report
 from tests.analysis.facts import GIB, MIB, PLACE, Thinker, engine, gpu, nvml, on_gpu, process
 
 
@@ -141,16 +141,16 @@ def test_commands_have_a_floor_with_hysteresis() -> None:
     shown = []
     for used in (255, 256, 200, 192, 191, 255, 300):
         facts = nvml(gpu(on_gpu(7, used * MIB)), processes=(process(7, "jupyter"),))
-        shown.append(think(nvml=facts).process_bytes.get((PLACE, "jupyter"), 0) // MIB)
+        shown.append(think(nvml=facts).process_bytes.get((PLACE, "jupyter", NO_WORKLOAD), 0) // MIB)
     assert shown == [0, 256, 200, 192, 0, 0, 300]
     facts = nvml(gpu(on_gpu(7, 200 * MIB), on_gpu(8, 100 * MIB)), processes=(process(7, "a"), process(8, "a")))
-    assert think(nvml=facts).process_bytes == {(PLACE, "a"): 300 * MIB}
+    assert think(nvml=facts).process_bytes == {(PLACE, "a", NO_WORKLOAD): 300 * MIB}
 
 
 def test_hostile_names() -> None:
     """A command name cannot bring control characters, markup or length into a label."""
     facts = nvml(gpu(on_gpu(7)), processes=(process(7, "a\x1b[31m<b>|\n" + "x" * 100),))
-    ((_, comm),) = Thinker()(nvml=facts).process_bytes
+    ((_, comm, _),) = Thinker()(nvml=facts).process_bytes
     assert comm == ("a[31mb" + "x" * 100)[:64]
 
 

@@ -19,6 +19,7 @@ UNITS = ("_bytes", "_seconds", "_ratio", "_tokens", "_info", "_total")
 UNITLESS = {
     "gpu_oom_attribution_complete",
     "gpu_oom_attribution_gap",
+    "gpu_oom_orphaned_contexts",
     "gpu_oom_attribution_fixable_gaps",
     "gpu_oom_gpu_up",
     "gpu_oom_gpu_action_required",
@@ -53,8 +54,8 @@ def test_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
-def full_report(gpus: int) -> Report:
-    """A report in which as much is present as can be at once: eight commands and every gap on each GPU."""
+def full_report(gpus: int, gaps: frozenset[Gap] = frozenset()) -> Report:
+    """A report in which as much is present as can be at once: eight commands and an engine on each GPU."""
     think = Thinker()
     for _ in range(3):
         processes, cards = [], []
@@ -67,7 +68,7 @@ def full_report(gpus: int) -> Report:
                 gpu(
                     *(on_gpu(pid) for pid in pids),
                     index=index,
-                    gaps=frozenset(Gap) - {Gap.WDDM},
+                    gaps=gaps,
                     recovery_action="none",
                 )
             )
@@ -96,6 +97,7 @@ def test_every_metric_is_fed() -> None:
     seen = {family.name for family in families(full_report(2))}
     loading = engine(answer=Answer.REFUSED, server=process(5), server_age_seconds=1.0)
     seen |= {family.name for family in families(Thinker()(engines=(loading,)))}
+    seen |= {family.name for family in families(full_report(1, frozenset({Gap.VGPU})))}
     elsewhere = {"gpu_oom_source_up", "gpu_oom_source_duration_seconds", "gpu_oom_source_failures_total"}
     elsewhere |= {"gpu_oom_source_last_success_timestamp_seconds"}  # tests/e2e
     kv = {name for name in (m.name for m in METRICS) if "kv_cache" in name or "requests" in name or "preempt" in name}
