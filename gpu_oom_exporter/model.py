@@ -409,6 +409,8 @@ class Ownership:
     idle_bytes: int | None = None
     newcomer_bytes: int | None = None
     overcommit_bytes: int | None = None
+    seen_gaps: frozenset[Gap] = frozenset()
+    """The gaps of this reading, confirmed or not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def _own_place(
     holdings = _above_floor(holdings, orphans.floor_bytes(memory.total_bytes if memory else None))
     told = frozenset(gap for gap in confirmed if isinstance(gap, Gap))
     if processes is None:
-        return _carried(place, Ownership((), None, not confirmed, told), history)
+        return _carried(place, Ownership((), None, not confirmed, told, seen_gaps=known), history)
     provable = nvml.host_pids and not known & orphans.NO_VERDICT and gpu.memory_kind is not MemoryKind.UNIFIED
     owned = Ownership(
         tuple(holdings),
@@ -151,6 +151,7 @@ def _own_place(
         _idle(holdings, processes, scene),
         _newcomers(place, holdings, known, scene),
         _overcommit(place, memory, processes, holdings, scene),
+        known,
     )
     history.kept[place] = (owned, 0)
     return owned

@@ -55,6 +55,36 @@ def build_parser(environment: Mapping[str, str] | None = None) -> argparse.Argum
     _logging(snapshot)
     snapshot.add_argument("--output", choices=("text", "json"), default="text", help="format of the result")
 
+    holders = commands.add_parser("holders", help="who holds the memory of each GPU", allow_abbrev=False)
+    _demo(holders)
+    _config(holders)
+    _paths(holders)
+    _logging(holders)
+    holders.add_argument("--gpu", metavar="ID", help="one GPU only: its index, UUID or PCI address")
+    holders.add_argument(
+        "--confirm-seconds",
+        type=float,
+        default=2.0,
+        metavar="N",
+        help="read twice, this long apart; a suspicion must be there both times",
+    )
+    holders.add_argument("--watch", action="store_true", help="go on, with the growth of each holder; Ctrl-C ends it")
+    holders.add_argument("--output", choices=("text", "json"), default="text", help="format of the result")
+
+    release = commands.add_parser(
+        "release", help="free what one PID holds, safely: print the plan, act only with --yes", allow_abbrev=False
+    )
+    release.add_argument("pid", type=int, metavar="PID", help="the process whose memory is to be freed")
+    release.add_argument("--yes", action="store_true", help="carry the plan out")
+    release.add_argument("--force", action="store_true", help="also when it is part of a living engine")
+    release.add_argument(
+        "--grace-seconds", type=float, default=20.0, metavar="N", help="how long SIGTERM has before SIGKILL"
+    )
+    _config(release)
+    _paths(release)
+    _logging(release)
+    release.add_argument("--output", choices=("text", "json"), default="text", help="format of the result")
+
     generate = commands.add_parser(
         "generate", help="write the files that follow from the catalogues", allow_abbrev=False
     )
@@ -182,6 +212,14 @@ def main(argv: Sequence[str]) -> int:
             from gpu_oom_exporter.cli import snapshot
 
             return snapshot.run(arguments)
+        if arguments.command == "holders":
+            from gpu_oom_exporter.cli import holders
+
+            return holders.run(arguments)
+        if arguments.command == "release":
+            from gpu_oom_exporter.cli import release
+
+            return release.run(arguments)
         from gpu_oom_exporter.cli import generate
 
         return generate.run(arguments)

@@ -67,6 +67,9 @@ def _cli_page() -> str:
         for action in command._actions:
             if isinstance(action, argparse._HelpAction):
                 continue
+            if not action.option_strings:
+                lines.append(f"| `{action.metavar}` | | | {action.help} |")
+                continue
             flag = action.option_strings[0]
             shown = flag if action.nargs == 0 else f"{flag} {action.metavar or '|'.join(action.choices or ())}"
             shown = shown.replace("|", r"\|")

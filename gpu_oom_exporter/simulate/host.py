@@ -285,7 +285,13 @@ class SimProc(ProcReader):
             case "cmdline":
                 return "\0".join(argv).encode() + b"\0"
             case "cgroup":
-                return f"0::/system.slice/{comm.lower()}.service\n".encode()
+                engine = next((e for e in ENGINES if int(pid) in (e.server, e.core)), None)
+                unit = (
+                    f"/system.slice/vllm-{engine.name}.service"
+                    if engine
+                    else "/user.slice/user-1000.slice/session-2.scope"
+                )
+                return f"0::{unit}\n".encode()
             case "net/tcp":
                 local = f"0100007F:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0 {pid}"
                 return f"sl\n   0: {local} 1\n".encode() if port else b"sl\n"

@@ -15,6 +15,7 @@
  *   virtualization GPU MODE
  *   recovery GPU ACTION
  *   race GPU TIMES                                          (process lists grow between the two calls)
+ *   follow                                                  (a process that has ended frees its memory)
  * Compiled with -DOLD_LIBRARY it lacks what a 2021 driver lacks: memory v2 and the _v3 process lists.
  */
 #include <errno.h>
@@ -54,7 +55,7 @@ static struct Handle handles[GPUS][MIGS + 1];
 static struct timespec modified;
 static off_t size;
 static ino_t inode;
-static int initialised, device_fd = -1;
+static int follow, initialised, device_fd = -1;
 
 static int number_or_any(const char *word) { return word[0] == '*' ? ANY : atoi(word); }
 
@@ -70,12 +71,13 @@ static void load(void) {
   modified = now.st_mtim; size = now.st_size; inode = now.st_ino;
   if (!processes) processes = calloc(PROCESSES, sizeof *processes);
   memset(gpus, 0, sizeof gpus);
-  process_count = error_count = delay_count = event_count = 0;
+  process_count = error_count = delay_count = event_count = follow = 0;
   snprintf(driver, sizeof driver, "580.95.05");
   char line[1024], a[128], b[128], c[128];
   int g, i, j, k;
   unsigned long long x, y, z;
   while (fgets(line, sizeof line, file)) {
+    if (!strncmp(line, "follow", 6)) { follow = 1; continue; }
     if (sscanf(line, "driver %79s", driver) == 1) continue;
     if (sscanf(line, "device-file %511s", device_file) == 1) continue;
     if (sscanf(line, "gpu %d %95s %31s %d %llu %llu %llu %d %95[^\n]", &g, a, b, &i, &x, &y, &z, &j, c) == 9 && g < GPUS) {
@@ -237,6 +239,26 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, struct Pci *pci) {
   return OK;
 }
 
+/* Whether a process has ended, or is a zombie without threads: then the driver has its memory back. */
+static int ended(unsigned pid) {
+  char path[64], text[512];
+  snprintf(path, sizeof path, "/proc/%u/stat", pid);
+  FILE *file = fopen(path, "r");
+  if (!file) return 1;
+  size_t length = fread(text, 1, sizeof text - 1, file);
+  fclose(file);
+  text[length] = 0;
+  char *end = strrchr(text, ')');
+  return !end || end[2] == 'Z' || end[2] == 'X';
+}
+
+static unsigned long long given_back(int gpu) {
+  unsigned long long bytes = 0;
+  for (int i = 0; follow && i < process_count; i++)
+    if (processes[i].gpu == gpu && processes[i].bytes != NA && ended(processes[i].pid)) bytes += processes[i].bytes;
+  return bytes;
+}
+
 struct MemoryV1 { unsigned long long total, free, used; };
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, struct MemoryV1 *out) {
@@ -256,8 +278,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, struct MemoryV2 *ou
   struct Memory *m = mig ? &mig->memory : &gpu->memory;
   out->total = m->total;
   out->reserved = m->reserved;
-  out->used = m->used;
-  out->free = m->total - m->reserved - m->used;
+  out->used = m->used - given_back(device->gpu);
+  out->free = m->total - m->reserved - out->used;
   return OK;
 }
 #endif
@@ -272,6 +294,7 @@ static nvmlReturn_t list(nvmlDevice_t device, int kind, unsigned *count, struct 
   for (int i = 0; i < process_count; i++) {
     struct Process *p = &processes[i];
     if (p->gpu != device->gpu || p->kind != kind || (mig && p->gi != mig->gi)) continue;
+    if (follow && ended(p->pid)) continue;
     if (out && found < room)
       out[found] = (struct ProcessInfo){p->pid, p->bytes, (unsigned)p->gi, (unsigned)p->ci};
     found++;

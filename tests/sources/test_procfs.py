@@ -232,3 +232,82 @@ def test_unreadable_root() -> None:
     assert reader.servers(lambda argv: True) == []
     assert reader.listening(1) is None
     assert not reader.wsl()
+
+
+STATUS = "Name:\tx\nUid:\t0\t0\t0\t0\nNSpid:\t42\t%s\nSigPnd:\t%s\nShdPnd:\t%s\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "pending", "shared", "sigkill"),
+    [
+        ("D", "0000000000000100", "0000000000000000", True),
+        ("D", "0000000000000000", "0000000000000100", True),
+        ("R", "0000000000000000", "0000000000000100", True),
+        ("D", "0000000000000000", "0000000000004000", False),
+        ("S", "0000000000000100", "0000000000000000", False),
+        ("D", "junk", "junk", False),
+    ],
+)
+def test_pending_sigkill(tmp_path: Path, state: str, pending: str, shared: str, sigkill: bool) -> None:
+    """SIGKILL pending, and the kernel stack of one that ignores it."""
+    write(tmp_path, 42, state=state)
+    (tmp_path / "42" / "status").write_text(STATUS % ("1", pending, shared))
+    (tmp_path / "42" / "stack").write_text("[<0>] uvm_spin_loop+0x10/0x20 [nvidia_uvm]\n[<0>] do_exit\n")
+    process = Reader(str(tmp_path)).look(42, 0.0)
+    assert process is not None
+    assert process.sigkill is sigkill
+    assert ("uvm_spin_loop" in process.stack) is sigkill
+    assert process.init, "PID 1 of its own namespace"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file", "text", "frozen"),
+    [
+        ("0::/docker/a\n", "docker/a/cgroup.events", "populated 1\nfrozen 1\n", True),
+        ("0::/docker/a\n", "docker/a/cgroup.events", "populated 1\nfrozen 0\n", False),
+        ("5:memory:/docker/a\n3:freezer:/docker/a\n", "freezer/docker/a/freezer.state", "FROZEN\n", True),
+        ("5:memory:/docker/a\n3:freezer:/docker/a\n", "freezer/docker/a/freezer.state", "THAWED\n", False),
+        ("0::/\n", "cgroup.events", "frozen 1\n", False),
+    ],
+)
+def test_frozen(tmp_path: Path, cgroup: str, file: str, text: str, frozen: bool) -> None:
+    """Both generations of cgroups say it in a file of their own."""
+    write(tmp_path, 42, cgroup=cgroup)
+    path = tmp_path / "cgroup" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    process = Reader(str(tmp_path), cgroupfs=str(tmp_path / "cgroup")).look(42, 0.0)
+    assert process is not None
+    assert process.frozen is frozen
+
+
+TCP = "sl\n   0: %s:1F40 %s:C350 01 00000000:00000000 00:00000000 00000000 0 0 777 1\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "local", "peer", "remote"),
+    [
+        ("tcp", "0100007F", "0200007F", False),
+        ("tcp", "0A00020A", "0A00020A", False),
+        ("tcp", "0A00020A", "0B00020A", True),
+        ("tcp6", "0" * 24 + "01000000", "0" * 24 + "01000000", False),
+        ("tcp6", "0000000000000000FFFF00000A00020A", "0000000000000000FFFF00000B00020A", True),
+        ("tcp6", "0000000000000000FFFF00000100007F", "0000000000000000FFFF00000200007F", False),
+        ("tcp6", "B80D0120000000000000000001000000", "B80D012000000000000000000200007F", True),
+    ],
+)
+def test_connections_to_other_hosts(tmp_path: Path, table: str, local: str, peer: str, remote: bool) -> None:
+    """Another address that is not loopback is another host; the own address is not."""
+    write(tmp_path, 42)
+    (tmp_path / "42" / "fd").mkdir()
+    (tmp_path / "42" / "fd" / "3").symlink_to("socket:[777]")
+    (tmp_path / "42" / "net").mkdir()
+    (tmp_path / "42" / "net" / table).write_text(TCP % (local, peer))
+    assert Reader(str(tmp_path)).remote(42) is remote
+    assert Reader(str(tmp_path)).remote(43) is None
+
+
+def test_who_exists() -> None:
+    """PID 1 exists though we may not signal it as somebody else; a PID beyond the limit does not."""
+    assert Reader().exists(1)
+    assert not Reader().exists(2**22 + 1)

@@ -1,0 +1,1 @@
+"""ACT: the only code that signals a process; a command of a person, never the daemon."""
