@@ -8,6 +8,9 @@ from __future__ import annotations
 import argparse
 import gzip
 import os
+import resource
+import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -27,6 +30,7 @@ from gpu_oom_exporter.catalog.engines import VLLM
 from gpu_oom_exporter.catalog.metrics import families
 from gpu_oom_exporter.publish.exposition import Spelled, write
 from gpu_oom_exporter.sources.engines import read_page
+from gpu_oom_exporter.sources.openers import Openers
 from tests.catalog.test_metrics import full_report
 from tests.conftest import COMMAND, GIB, HERE, Scenario, compile_stand_in, host_proc
 from tests.publish.test_exposition import reference
@@ -240,8 +244,46 @@ def bench(folder: Path, pids: list[int], seconds: float, peer: bool) -> None:
     )
     row("  the full parser", f"{best_of(lambda: list(text_string_to_metric_families(text)), 5) * 1000:.2f} ms")
     generate_latest(CollectorRegistry())
+    bench_openers(folder)
     if peer:
         bench_peer(folder, scenario, seconds)
+
+
+CROWD, DESCRIPTORS = 2000, 50
+
+
+def bench_openers(folder: Path) -> None:
+    """Who has the device file open, among 2,000 processes with 50 descriptors each."""
+    device, plain = folder / "nvidia0", folder / "plain"
+    device.touch()
+    plain.touch()
+    code = (
+        f"open(my $d, '<', '{device}'); my @f; for (1..{DESCRIPTORS - 4}) {{ open($f[$_], '<', '{plain}') }} "
+        f'for (1..{CROWD}) {{ if (!fork()) {{ close($d) if $_ > 10; sleep 600; exit }} }} print "ok\\n"; '
+        '$| = 1; print "\\n"; sleep 600'
+    )
+    with subprocess.Popen(["perl", "-e", code], stdout=subprocess.PIPE, start_new_session=True) as crowd:
+        assert crowd.stdout is not None
+        crowd.stdout.readline()
+        try:
+            openers = Openers("/proc", (str(device),))
+            first = best_of(lambda: openers.scan(0.0), 1)
+            found = openers.scan(1.0)
+            again = best_of(lambda: openers.scan(2.0), 5)
+            row(f"device files, {CROWD} processes x {DESCRIPTORS}: first scan", f"{first * 1000:.0f} ms")
+            row(f"  repeated scan ({len(found)} have it open)", f"{again * 1000:.0f} ms")
+            for tool, command in (("fuser", ["fuser", str(device)]), ("lsof", ["lsof", str(device)])):
+                if shutil.which(tool) is None:
+                    row(f"  {tool}", "not installed")
+                    continue
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                subprocess.run(command, capture_output=True)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                target = ">= 10 x ours" if tool == "fuser" else ""
+                row(f"  {tool}", f"{spent * 1000:.0f} ms, {spent / again:.1f} x", target)
+        finally:
+            os.killpg(crowd.pid, signal.SIGKILL)
 
 
 def hung_command(folder: Path, port: int, mute: socket.socket) -> list[str]:

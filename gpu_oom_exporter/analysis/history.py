@@ -92,6 +92,16 @@ class Residents:
     pids: set[tuple[int, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class Deceased:
+    """An engine's process whose end was watched, and what it held."""
+
+    pid: int
+    comm: str
+    used_bytes: int
+    mono: float
+
+
 @dataclass(slots=True)
 class History:
     """The daemon's memory. Only `think` adds to it, once per new reading."""
@@ -108,7 +118,12 @@ class History:
     """(PID, start) of a process that was seen under an API server → the engine's kind."""
     active: dict[tuple[int, int], float] = field(default_factory=dict)
     """(PID, start) of a process on a GPU → when it was last seen to compute, or first seen."""
+    arrived: dict[tuple[int, int], float] = field(default_factory=dict)
+    """(PID, start) of a process on a GPU → when it was first seen there."""
     residents: dict[Place, Residents] = field(default_factory=dict)
+    engines: dict[Place, dict[int, tuple[str, int]]] = field(default_factory=dict)
+    """Place → PID of an engine's process → its command and bytes at the last reading."""
+    deceased: dict[Place, deque[Deceased]] = field(default_factory=dict)
     kept: dict[Place, tuple[Ownership, int]] = field(default_factory=dict)
     """The last judged ownership of a place, and how many incomplete readings it has survived."""
     names: dict[str, tuple[str, str]] = field(default_factory=dict)

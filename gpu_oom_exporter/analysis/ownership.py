@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from gpu_oom_exporter.analysis import orphans
-from gpu_oom_exporter.analysis.history import History, Residents
+from gpu_oom_exporter.analysis.history import Deceased, History, Residents
 from gpu_oom_exporter.analysis.names import label
 from gpu_oom_exporter.catalog.containers import workload_of
 from gpu_oom_exporter.catalog.engines import role_of
@@ -40,6 +41,12 @@ KEEP_SHARE = 0.75
 
 IDLE_SECONDS = 6 * 3600.0
 """A process without GPU activity for this long is idle (`design.md` §2): longer than a night's data preparation."""
+
+IMPORTER_RATIO = 0.02
+"""How close an importer's bytes are to a dead exporter's (`design.md` §5)."""
+
+IMPORTER_SECONDS = 3600.0
+"""After an hour a coincidence of sizes says nothing."""
 
 MPS_COMMS = ("nvidia-cuda-mps",)
 
@@ -97,10 +104,12 @@ def _forget(pids: set[int], found: Mapping[Place, Ownership], scene: Scene) -> N
     starts = {(pid, _start(pid, scene.nvml)) for pid in pids}
     for key in [key for key in history.sightings if key[2:] not in starts]:
         del history.sightings[key]
-    for process in [process for process in history.active if process not in starts]:
-        del history.active[process]
-    for place in history.kept.keys() - found.keys():
-        del history.kept[place]
+    for times in (history.active, history.arrived):
+        for process in [process for process in times if process not in starts]:
+            del times[process]
+    for remembered in (history.kept, history.engines, history.deceased, history.residents):
+        for place in remembered.keys() - found.keys():
+            del remembered[place]
 
 
 def _start(pid: int, nvml: NvmlFacts) -> int:
@@ -137,6 +146,8 @@ def _own_place(
         if listed.used_bytes is not None
     ]
     holdings = _above_floor(holdings, orphans.floor_bytes(memory.total_bytes if memory else None))
+    if processes is not None:
+        holdings = _with_importers(place, holdings, scene)
     told = frozenset(gap for gap in confirmed if isinstance(gap, Gap))
     if processes is None:
         return _carried(place, Ownership((), None, not confirmed, told, seen_gaps=known), history)
@@ -214,6 +225,33 @@ def _above_floor(holdings: list[Holding], floor: int) -> list[Holding]:
         else h
         for h in holdings
     ]
+
+
+def _with_importers(place: Place, holdings: list[Holding], scene: Scene) -> list[Holding]:
+    """Name who may keep a dead engine's memory through CUDA IPC: a process that has just as much as it had.
+
+    Only when the engine's end was watched, and the process was there before it; this is evidence, no verdict.
+    """
+    history = scene.history
+    now = {h.pid: (h.comm, h.used_bytes) for h in holdings if h.holder is Holder.ENGINE}
+    present = {h.pid for h in holdings}
+    gone = history.deceased.setdefault(place, deque(maxlen=8))
+    for pid, (comm, used) in history.engines.get(place, {}).items():
+        if pid not in present:
+            gone.append(Deceased(pid, comm, used, scene.mono))
+    history.engines[place] = now
+    while gone and scene.mono - gone[0].mono > IMPORTER_SECONDS:
+        gone.popleft()
+    found = []
+    for holding in holdings:
+        arrived = history.arrived.setdefault((holding.pid, _start(holding.pid, scene.nvml)), scene.mono)
+        for dead in gone if holding.holder is Holder.PROCESS else ():
+            if arrived < dead.mono and abs(holding.used_bytes - dead.used_bytes) <= IMPORTER_RATIO * dead.used_bytes:
+                line = f"has as much as {dead.comm!r} (PID {dead.pid}) had when it ended: it may keep it by CUDA IPC"
+                holding = replace(holding, evidence=(*holding.evidence, line))
+                break
+        found.append(holding)
+    return found
 
 
 def _by_cause(holdings: Iterable[Holding]) -> dict[Cause, int]:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -22,6 +22,7 @@ from gpu_oom_exporter.config import Config
 from gpu_oom_exporter.daemon import World, simulated_host, this_host
 from gpu_oom_exporter.model import Cause, Holder, Holding, Place, Report
 from gpu_oom_exporter.sources.board import Board
+from gpu_oom_exporter.sources.openers import Openers
 
 GROWTH_SECONDS = 300.0
 """`--watch` shows growth over up to this long."""
@@ -47,12 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     if report is None or not report.ownership:
         return _nothing(report, arguments.output)
     places = chosen_places(report, arguments.gpu)
+    opened = {} if arguments.demo else Openers(chosen["path.procfs"]).scan(0.0)
     if arguments.output == "json":
-        print(json.dumps({"gpus": [as_json(report, place) for place in places]}))
+        print(json.dumps({"gpus": [as_json(report, place, opened) for place in places]}))
     else:
         console = Console(highlight=False)
         for place in places:
-            console.print(table(report, place, {}))
+            console.print(table(report, place, opened, {}))
         for line in blind_spots(report):
             console.print(Text(line, style="yellow"))
     found = any(h.cause is not None for place in places for h in report.ownership[place].holdings)
@@ -117,18 +119,28 @@ def chosen_places(report: Report, wanted: str | None) -> list[Place]:
     return found
 
 
-def rows(report: Report, place: Place) -> list[Holding]:
-    """Who holds *place*, the most first, with what nobody could be named for as the last row."""
+Opened = Mapping[int, frozenset[str]]
+"""PID → NVIDIA device files it has open."""
+
+
+def rows(report: Report, place: Place, opened: Opened) -> list[Holding]:
+    """Who holds *place*, the most first, with what nobody could be named for as the last row.
+
+    Its evidence names who has the GPU's device file open without being listed by NVML.
+    """
     owned = report.ownership[place]
     found = sorted(owned.holdings, key=lambda h: -h.used_bytes)
     rest = (owned.held or {}).get(Holder.UNATTRIBUTED, 0)
     rest -= sum(h.used_bytes for h in found if h.holder is Holder.UNATTRIBUTED)
     if rest > 0:
-        found.append(Holding(0, "", Holder.UNATTRIBUTED, rest))
+        device = next((f"/dev/{gpu.device}" for gpu in report.gpus if gpu.place.uuid == place.uuid), "")
+        others = sorted(pid for pid, files in opened.items() if device in files and all(h.pid != pid for h in found))
+        evidence = [f"PID {pid} has {device} open, and NVML does not list it" for pid in others[:5]]
+        found.append(Holding(0, "", Holder.UNATTRIBUTED, rest, evidence=tuple(evidence)))
     return found
 
 
-def as_json(report: Report, place: Place) -> dict[str, Any]:
+def as_json(report: Report, place: Place, opened: Opened) -> dict[str, Any]:
     """One place in the fixed keys of the design."""
     room, owned = report.headroom.get(place), report.ownership[place]
     return {
@@ -152,7 +164,7 @@ def as_json(report: Report, place: Place) -> dict[str, Any]:
                 "evidence": list(holding.evidence),
                 "remedy": remedies(holding, place.uuid),
             }
-            for holding in rows(report, place)
+            for holding in rows(report, place, opened)
         ],
     }
 
@@ -181,7 +193,7 @@ def size(used: int | None) -> str:
 COLOURS = {Holder.ORPHAN: "red", Holder.UNATTRIBUTED: "yellow", Holder.SUSPENDED: "yellow", Holder.ENGINE: "cyan"}
 
 
-def table(report: Report, place: Place, growth: dict[tuple[Place, int], float]) -> RenderableType:
+def table(report: Report, place: Place, opened: Opened, growth: Mapping[tuple[Place, int], float]) -> RenderableType:
     """One place as a table that fits 80 columns, with evidence and remedy under it."""
     room = report.headroom.get(place)
     name = next((gpu.product_name for gpu in report.gpus if gpu.place.uuid == place.uuid), "")
@@ -197,7 +209,7 @@ def table(report: Report, place: Place, growth: dict[tuple[Place, int], float]) 
         shown.add_column("PER MIN", justify="right", no_wrap=True, min_width=9)
     shown.add_column("WHERE", overflow="ellipsis", no_wrap=True)
     below: list[RenderableType] = []
-    for holding in rows(report, place):
+    for holding in rows(report, place, opened):
         kind = holding.cause.value if holding.cause else holding.holder.value
         cells: list[str | Text] = [
             str(holding.pid or ""),
@@ -209,7 +221,7 @@ def table(report: Report, place: Place, growth: dict[tuple[Place, int], float]) 
             change = growth.get((place, holding.pid))
             cells.append("" if change is None else f"{change / 2**20:+.0f} MiB")
         shown.add_row(*cells, holding.engine or holding.container)
-        below += [Text(f"  {holding.pid}: {line}", style="dim") for line in holding.evidence]
+        below += [Text(f"  {holding.pid or 'rest'}: {line}", style="dim") for line in holding.evidence]
         below += [Text(f"  -> {line}") for line in remedies(holding, place.uuid)]
     return Group(Text(title, style="bold"), shown, *below, Text(""))
 
@@ -227,7 +239,7 @@ async def _watch(look: Look, wanted: str | None) -> int:
                     live.update(Text(f"No GPU can be read: {health.detail if health else 'none was found'}"))
                 else:
                     growth = _growth(seen, report, now)
-                    live.update(Group(*(table(report, place, growth) for place in chosen_places(report, wanted))))
+                    live.update(Group(*(table(report, place, {}, growth) for place in chosen_places(report, wanted))))
                 await look.world.clock.sleep(2.0)
     finally:
         await look.close()

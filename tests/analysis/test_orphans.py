@@ -330,3 +330,21 @@ def test_names() -> None:
     named = holding(known)
     assert (named.container, named.workload.namespace, named.workload.pod) == ("vllm", "llm", "vllm-0")
     assert holding(None).container == f"containerd:{ID[:12]}"
+
+
+def test_ipc_importers_are_named() -> None:
+    """A process that was there before a watched engine ended, and has what it had, is named; it is no orphan."""
+    think = Thinker()
+    both = nvml(
+        gpu(on_gpu(7, 10 * GIB), on_gpu(8, 10 * GIB)),
+        processes=(worker(ppid=10), process(10, "vllm", 1, argv=VLLM), process(8, "lmcache")),
+    )
+    think(nvml=both)
+    think(nvml=both)
+    later = nvml(gpu(on_gpu(8, 10 * GIB + 50 * MIB)), processes=(process(8, "lmcache"),))
+    (holding,) = think(nvml=later).ownership[PLACE].holdings
+    assert (holding.holder, holding.cause) == (Holder.PROCESS, None)
+    assert "PID 7" in holding.evidence[0]
+    other = nvml(gpu(on_gpu(8, 11 * GIB)), processes=(process(8, "lmcache"),))
+    assert think(nvml=other).ownership[PLACE].holdings[0].evidence == (), "10 % more is something else"
+    assert think(4000.0, nvml=later).ownership[PLACE].holdings[0].evidence == (), "an hour later it says nothing"
