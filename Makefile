@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo run test lint bench clean
+.PHONY: demo run test test-docker lint bench clean
 
 demo: $(VENV)/.installed  ## the daemon on a simulated host
 	$(BIN)/gpu-oom-exporter serve --demo $(ARGS)
@@ -18,6 +18,9 @@ test: $(VENV)/.installed-dev  ## everything CI runs
 	$(BIN)/mypy
 	$(BIN)/gpu-oom-exporter generate --check
 	$(BIN)/python -m pytest $(ARGS)
+
+test-docker: $(VENV)/.installed-dev  ## container names against a real Docker engine (opt-in)
+	DOCKER=1 $(BIN)/python -m pytest tests/e2e/test_docker.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

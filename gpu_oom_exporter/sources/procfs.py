@@ -24,6 +24,7 @@ ARGV_BYTES = 16384
 READ_BYTES = 16384
 
 STACK_CHARACTERS = 600
+FREEZERS = 1024
 ANCESTORS = 64
 """Deeper than any real tree; a torn reading could make a loop."""
 
@@ -52,6 +53,7 @@ class Reader:
         self.fresh_seconds = fresh_seconds
         self._known: dict[int, _Known] = {}
         self._users: dict[int, str] = {}
+        self._freezers: dict[str, tuple[float, bool]] = {}
         self._census: dict[int, tuple[int, str]] = {}
         self._census_at = float("-inf")
         self._servers: dict[int, tuple[int, str, tuple[str, ...]]] = {}
@@ -159,7 +161,7 @@ class Reader:
             ports = self.listening(pid)
             if ports != known.process.listening:
                 known.process = replace(known.process, listening=ports)
-        trouble = self._trouble(pid, state, known.freezer)
+        trouble = self._trouble(pid, state, known.freezer, mono)
         now = known.process
         if trouble != (now.frozen, now.sigkill, now.stack, now.live_threads, now.children):
             frozen, sigkill, stack, threads, children = trouble
@@ -169,9 +171,11 @@ class Reader:
         self._known[pid] = known
         return known.process
 
-    def _trouble(self, pid: int, state: str, freezer: str) -> tuple[bool, bool, str, tuple[int, ...], tuple[int, ...]]:
+    def _trouble(
+        self, pid: int, state: str, freezer: str, mono: float
+    ) -> tuple[bool, bool, str, tuple[int, ...], tuple[int, ...]]:
         """(frozen, SIGKILL pending, kernel stack, live threads, children): what only a process in trouble has."""
-        frozen = bool(freezer) and self._frozen(freezer)
+        frozen = bool(freezer) and self._frozen(freezer, mono)
         if state in "DR":
             if not self._sigkill_pending(pid):
                 return frozen, False, "", (), ()
@@ -214,13 +218,20 @@ class Reader:
         _, freezer = self._cgroups(pid)
         return freezer
 
-    def _frozen(self, freezer: str) -> bool:
+    def _frozen(self, freezer: str, mono: float) -> bool:
+        at, frozen = self._freezers.get(freezer, (float("-inf"), False))
+        if mono - at < self.fresh_seconds:
+            return frozen  # the processes of one container ask for the same file
         try:
             with open(f"{self.cgroupfs}/{freezer}", encoding="ascii", errors="replace") as file:
                 text = file.read(4096)
         except OSError:
-            return False
-        return "frozen 1" in text or text.strip() in ("FROZEN", "FREEZING")
+            text = ""
+        frozen = "frozen 1" in text or text.strip() in ("FROZEN", "FREEZING")
+        if len(self._freezers) > FREEZERS:
+            self._freezers.clear()
+        self._freezers[freezer] = (mono, frozen)
+        return frozen
 
     def stat(self, pid: int | str) -> tuple[str, str, int, int, int] | None:
         """(comm, state, parent, start in ticks since boot, session) of *pid*, or None when it is gone."""

@@ -265,8 +265,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, struct MemoryV1 *out) 
   BEGIN_DEVICE(device);
   struct Memory *m = mig ? &mig->memory : &gpu->memory;
   out->total = m->total;
-  out->used = m->used + m->reserved; /* v1 counts what is reserved as used */
-  out->free = m->total - m->reserved - m->used;
+  out->used = m->used + m->reserved - given_back(device->gpu); /* v1 counts what is reserved as used */
+  out->free = m->total - out->used;
   return OK;
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpu_oom_exporter.catalog.engines import VLLM
 from gpu_oom_exporter.daemon import Daemon, World
-from gpu_oom_exporter.model import EngineState, Holder, Report
+from gpu_oom_exporter.model import Cause, EngineState, Holder, Report
 from gpu_oom_exporter.simulate.host import BURST_EVERY, FastClock, demo_config, demo_sources
 from gpu_oom_exporter.simulate.vllm import VllmPage, template
 from gpu_oom_exporter.sources.engines import read_page
@@ -79,6 +79,12 @@ async def test_the_story() -> None:
     leak = [next(room.serving_min_bytes for place, room in r.headroom.items() if place.gpu == "1") for r in reports]
     assert min(free for free in leak if free is not None) < 400 * 1024**2
     assert any(free is None for free in leak), "while it loads it does not serve"
+    orphaned = [next(o.orphaned for place, o in r.ownership.items() if place.gpu == "3") for r in reports]
+    assert orphaned[0] is not None
+    assert orphaned[-1] is not None
+    assert (orphaned[0][Cause.ENGINE_ORPHAN], orphaned[-1][Cause.ENGINE_ORPHAN] > 70 * 1024**3) == (0, True)
+    causes = {c for r in reports for p, o in r.ownership.items() for h in o.holdings if (c := h.cause) and p.gpu != "3"}
+    assert causes == set(), "nobody else is accused"
     first = reports[0]
     holders = {place.gpu: owned.held for place, owned in first.ownership.items()}
     assert holders["2"] is not None

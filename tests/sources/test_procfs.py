@@ -311,3 +311,53 @@ def test_who_exists() -> None:
     """PID 1 exists though we may not signal it as somebody else; a PID beyond the limit does not."""
     assert Reader().exists(1)
     assert not Reader().exists(2**22 + 1)
+
+
+def in_namespace(code: str, *flags: str, before: str = "true") -> str:
+    """What *code* prints in fresh namespaces; skips where this machine has none."""
+    need(os.geteuid() == 0, "root, for unshare")
+    script = f"{before} && exec {sys.executable} -c '{code}'"
+    done = subprocess.run(["unshare", *flags, "sh", "-c", script], capture_output=True, text=True, timeout=60)
+    if done.returncode != 0 and ("unshare" in done.stderr or "mount" in done.stderr):
+        pytest.skip(f"this machine has no such namespace: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_hidepid(tmp_path: Path) -> None:
+    """A process that /proc hides from another user exists: it is not dead, and nothing is said about it."""
+    code = f"""
+import os
+from gpu_oom_exporter.sources.procfs import Reader
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+reader = Reader("{tmp_path}/proc")
+print(reader.look(1, 0.0), reader.exists(1))
+"""
+    (tmp_path / "proc").mkdir()
+    for folder in (tmp_path, *list(tmp_path.parents)[:-2]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    out = in_namespace(code, "--mount", before=f"mount -t proc -o hidepid=2 proc {tmp_path}/proc")
+    assert out == "None True\n"
+
+
+def test_a_pid_that_is_really_reused() -> None:
+    """The same PID twice, by ns_last_pid in a fresh PID namespace: the second process is known to be another."""
+    code = """
+import subprocess, time
+from gpu_oom_exporter.sources.procfs import Reader
+reader = Reader(fresh_seconds=0.0)
+one = subprocess.Popen(["sleep", "61"])
+time.sleep(0.05)
+first = reader.look(one.pid, 0.0)
+one.kill(); one.wait()
+open("/proc/sys/kernel/ns_last_pid", "w").write(str(one.pid - 1))
+two = subprocess.Popen(["sleep", "62"])
+time.sleep(0.05)
+second = reader.look(two.pid, 0.0)
+print(one.pid == two.pid, first.start_ticks != second.start_ticks, first.argv[1], second.argv[1])
+two.kill()
+"""
+    out = in_namespace(code, "--pid", "--fork", "--mount-proc")
+    if out.startswith("False"):
+        pytest.skip("this kernel gave another PID")
+    assert out == "True True 61 62\n"
