@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0.1, le=86400, allow_inf_nan=False)]
 
 
 class ConfigError(Exception):
@@ -107,10 +107,13 @@ class Config(Section):
     @model_validator(mode="after")
     def _distinct(self) -> Config:
         seen: dict[str, int] = {}
+        problems = []
         for number, engine in enumerate(self.engines):
             if engine.name in seen:
-                raise ValueError(f"engines.{number}.name: {engine.name!r} is the name of engines.{seen[engine.name]}")
-            seen[engine.name] = number
+                problems.append(f"engines.{number}.name: {engine.name!r} is the name of engines.{seen[engine.name]}")
+            seen.setdefault(engine.name, number)
+        if problems:
+            raise ValueError("\n".join(problems))
         return self
 
 
@@ -154,8 +157,11 @@ def parse(mapping: Mapping[Any, Any]) -> Config:
     try:
         # through JSON, so that a YAML list is a tuple while "5" stays no number
         return Config.model_validate_json(json.dumps(mapping, default=str))
-    except ValidationError as err:
-        raise ConfigError([_sentence(problem) for problem in err.errors(include_url=False)]) from err
+    except (ValueError, RecursionError) as err:
+        if not isinstance(err, ValidationError):  # an anchor that holds itself
+            raise ConfigError([f"cannot be used: {' '.join(str(err).split())}"]) from err
+        sentences = [_sentence(problem) for problem in err.errors(include_url=False)]
+        raise ConfigError([line for sentence in sentences for line in sentence.splitlines()]) from err
 
 
 WORDS = {"extra_forbidden": "there is no such setting", "missing": "is required"}

@@ -142,6 +142,7 @@ class GpuInstance:
     memory: Memory | None = None
     processes: tuple[GpuProcess, ...] | None = None
     gaps: frozenset[Gap] = frozenset()
+    memory_kind: MemoryKind = MemoryKind.DEDICATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +288,7 @@ class EngineFacts:
     model_name: str | None = None
     max_model_len: int | None = None
     ranks: tuple[EngineRank, ...] = ()
-    rejected_lines: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
     server: Process | None = None
     server_age_seconds: float | None = None
     local: bool = False
@@ -438,7 +439,6 @@ class EngineReport:
     state: EngineState
     version: str | None = None
     model_name: str | None = None
-    derived: str = ""
     up: bool = False
     expected_up: bool | None = None
     stats_enabled: bool | None = None
@@ -461,7 +461,6 @@ class Report:
     gpu_up: Mapping[Place, bool] = field(default_factory=dict)
     recovery_actions: Mapping[Place, str] = field(default_factory=dict)
     xids: Mapping[tuple[Place, int], int] = field(default_factory=dict)
-    rejected: Mapping[str, int] = field(default_factory=dict)
     headroom: Mapping[Place, Headroom] = field(default_factory=dict)
     ownership: Mapping[Place, Ownership] = field(default_factory=dict)
     process_bytes: Mapping[tuple[Place, str, Workload], int] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from gpu_oom_exporter.analysis import engines, headroom, ownership
 from gpu_oom_exporter.analysis.history import History
 from gpu_oom_exporter.config import Config
-from gpu_oom_exporter.model import Cause, Gpu, GpuIdentity, HostFacts, NvmlFacts, Place, Report, Snapshot
+from gpu_oom_exporter.model import Cause, Gpu, GpuIdentity, HostFacts, MemoryKind, NvmlFacts, Place, Report, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,6 @@ def think(
             if gpu.up and gpu.recovery_action is not None
         },
         xids={(place_by_uuid[x.uuid], x.xid): x.count for x in nvml.xids if x.uuid in place_by_uuid},
-        rejected=nvml.rejected,
         headroom=headroom.measure(nvml, snapshot.host, told, owned, history, snapshot.mono),
         ownership=owned,
         process_bytes=ownership.by_command(owned, config.processes.floor_bytes, history),
@@ -88,16 +87,19 @@ def _inventory(
             place = Place(place.gpu, history.names.get(known.pci_bus_id, ("", known.uuid))[1])
             gpu = replace(gpu, pci_bus_id=known.pci_bus_id, name=known.name)
         up[place] = gpu.up
-        identities.append(_identity(gpu, place, nvml.driver_version))
+        identities.append(_identity(gpu, place, nvml.driver_version, history))
     for absent in missing:
         index, uuid = history.names.get(absent.pci_bus_id, (absent.pci_bus_id, absent.uuid))
         place = Place(index, uuid)
         up[place] = None if absent.suspended else False
         ghost = Gpu(None, uuid, absent.pci_bus_id, absent.name)
-        identities.append(_identity(ghost, place, nvml.driver_version))
+        identities.append(_identity(ghost, place, nvml.driver_version, history))
     return up, tuple(identities)
 
 
-def _identity(gpu: Gpu, place: Place, driver_version: str) -> GpuIdentity:
+def _identity(gpu: Gpu, place: Place, driver_version: str, history: History) -> GpuIdentity:
+    if gpu.memory_kind is not MemoryKind.UNKNOWN:
+        history.kinds[place.uuid] = gpu.memory_kind
+    kind = history.kinds.get(place.uuid, gpu.memory_kind)
     device = "" if gpu.minor is None else f"nvidia{gpu.minor}"
-    return GpuIdentity(place, gpu.name, gpu.pci_bus_id, device, driver_version, gpu.memory_kind)
+    return GpuIdentity(place, gpu.name, gpu.pci_bus_id, device, driver_version, kind)

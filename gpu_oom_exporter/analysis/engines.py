@@ -34,10 +34,13 @@ def judge(
         pids = join(engine, nvml) if nvml is not None else frozenset()
         where = _where(pids, nvml)
         known = state in (EngineState.READY, EngineState.ASLEEP)
-        ranks = tuple(_rank(engine, rank, history, mono) for rank in engine.ranks) if known else ()
+        by_label = {label(rank.rank): rank for rank in engine.ranks} if known else {}
+        ranks = tuple(_rank(engine, name, rank, history, mono) for name, rank in by_label.items())
         ranks_seen |= {(engine.name, rank.rank) for rank in ranks}
         if engine.model_name:
             history.models[engine.name] = label(engine.model_name)
+        if engine.version:
+            history.versions[engine.name] = label(engine.version)
         answered = engine.answer in (Answer.OK, Answer.UNAUTHORIZED)
         reports.append(
             EngineReport(
@@ -45,7 +48,7 @@ def judge(
                 kind=engine.kind,
                 url=engine.url,
                 state=state,
-                version=label(engine.version) if engine.version else None,
+                version=history.versions.get(engine.name),
                 model_name=history.models.get(engine.name),
                 up=answered,
                 expected_up=(answered or state is EngineState.LOADING) if engine.declared else None,
@@ -72,9 +75,9 @@ def state_of(engine: EngineFacts) -> EngineState:
         return EngineState.ASLEEP if all(rank.asleep for rank in engine.ranks) else EngineState.READY
     if engine.answer is Answer.UNAUTHORIZED:
         return EngineState.UNAUTHORIZED
-    if engine.answer is Answer.REFUSED:
-        return EngineState.LOADING if engine.server is not None else EngineState.DOWN
-    return EngineState.UNREACHABLE
+    if engine.server is not None:  # a process is on its way to listen; a proxy in front may answer already
+        return EngineState.LOADING
+    return EngineState.DOWN if engine.answer is Answer.REFUSED else EngineState.UNREACHABLE
 
 
 def join(engine: EngineFacts, nvml: NvmlFacts) -> frozenset[int]:
@@ -102,11 +105,11 @@ def _descends(pid: int, heads: set[int], nvml: NvmlFacts) -> bool:
 
 
 def _where(pids: frozenset[int], nvml: NvmlFacts | None) -> dict[Place, int | None]:
-    """The places where *pids* hold memory, with each place's total bytes."""
+    """The places where *pids* hold memory, with what CUDA calls its total: all but what the driver reserves."""
     if nvml is None or not pids:
         return {}
     return {
-        place: memory.total_bytes if memory else None
+        place: memory.total_bytes - (memory.reserved_bytes or 0) if memory else None
         for gpu in nvml.gpus
         for place, memory, processes, _ in places(gpu)
         if any(p.pid in pids for p in processes or ())
@@ -114,7 +117,7 @@ def _where(pids: frozenset[int], nvml: NvmlFacts | None) -> dict[Place, int | No
 
 
 def _budgets(engine: EngineFacts, where: Mapping[Place, int | None]) -> dict[Place, int]:
-    """What the engine may take on each GPU: ceil(total × gpu_memory_utilization) (vLLM's request_memory)."""
+    """What the engine may take on each GPU: ceil(CUDA's total × gpu_memory_utilization) (vLLM's request_memory)."""
     share = next((r.gpu_memory_utilization for r in engine.ranks if r.gpu_memory_utilization is not None), None)
     if share is None and engine.server is not None:
         share = _share_in(engine.server.argv)
@@ -139,17 +142,15 @@ def _share_in(argv: tuple[str, ...]) -> float | None:
     return found if found is not None and 0 < found <= 1 else None
 
 
-def _rank(engine: EngineFacts, rank: EngineRank, history: History, mono: float) -> RankReport:
-    remembered = history.ranks.setdefault((engine.name, rank.rank), RankHistory())
+def _rank(engine: EngineFacts, name: str, rank: EngineRank, history: History, mono: float) -> RankReport:
+    remembered = history.ranks.setdefault((engine.name, name), RankHistory())
     if remembered.seen is not rank:
         remembered.seen = rank
         _remember(remembered, rank, mono)
     if rank.asleep:  # the pool is not there
-        return RankReport(
-            rank.rank, running=rank.running, waiting=rank.waiting, preemptions_total=rank.preemptions_total
-        )
+        return RankReport(name, running=rank.running, waiting=rank.waiting, preemptions_total=rank.preemptions_total)
     return RankReport(
-        rank.rank,
+        name,
         rank.kv_used_ratio,
         rank.kv_capacity_tokens,
         rank.kv_used_tokens,

@@ -76,21 +76,24 @@ def _unified(host: HostFacts | None, used: int | None) -> Headroom | None:
     )
 
 
-def _promised(place: Place, engines: tuple[EngineReport, ...], owned: Ownership | None) -> int:
-    """Budget of sleeping and loading engines that they have not taken yet."""
+def _promised(place: Place, engines: tuple[EngineReport, ...], owned: Ownership | None) -> int | None:
+    """Budget of sleeping and loading engines that they have not taken yet; None when one's budget is not known."""
     promised = 0
     for engine in engines:
+        if engine.state not in (EngineState.ASLEEP, EngineState.LOADING) or place not in engine.places:
+            continue
         budget = engine.budgets.get(place)
-        if budget is not None and engine.state in (EngineState.ASLEEP, EngineState.LOADING):
-            taken = sum(h.used_bytes for h in owned.holdings if h.pid in engine.pids) if owned else 0
-            promised += max(0, budget - taken)
+        if budget is None:
+            return None
+        taken = sum(h.used_bytes for h in owned.holdings if h.pid in engine.pids) if owned else 0
+        promised += max(0, budget - taken)
     return promised
 
 
 def _with_minima(
     place: Place,
     room: Headroom,
-    promised: int,
+    promised: int | None,
     engines: tuple[EngineReport, ...],
     history: History,
     mono: float,
@@ -98,7 +101,9 @@ def _with_minima(
     headroom = room.headroom_bytes or 0
     minimum = history.headroom.setdefault(place, SlidingMin(HEADROOM_SECONDS)).add(mono, headroom)
     serving = None
-    if any(e.state is EngineState.READY and place in e.places and BY_NAME[e.kind].grows for e in engines):
+    if promised is None:
+        history.serving.pop(place, None)
+    elif any(e.state is EngineState.READY and place in e.places and BY_NAME[e.kind].grows for e in engines):
         serving = history.serving.setdefault(place, SlidingMin(SERVING_SECONDS)).add(mono, headroom - promised)
     else:
         history.serving.pop(place, None)

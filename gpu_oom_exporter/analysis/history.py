@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from gpu_oom_exporter.model import Ownership, Place, Workload
+from gpu_oom_exporter.model import MemoryKind, Ownership, Place, Workload
 
 HEADROOM_SECONDS = 60.0
 """Window of `vram_headroom_min_bytes`: what reading every second is for, at scrapes of up to a minute."""
@@ -110,6 +110,9 @@ class History:
     serving: dict[Place, SlidingMin] = field(default_factory=dict)
     ranks: dict[tuple[str, str], RankHistory] = field(default_factory=dict)
     gap_readings: dict[tuple[Place, str], int] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, MemoryKind] = field(default_factory=dict)
+    """UUID → the last memory kind that was told: an info label does not change because a GPU is lost."""
     models: dict[str, str] = field(default_factory=dict)
     """Engine → its last known model name: a label that comes and goes would split the series of one engine."""
     commands: set[tuple[Place, str, Workload]] = field(default_factory=set)

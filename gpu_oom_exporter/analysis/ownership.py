@@ -21,6 +21,7 @@ from gpu_oom_exporter.model import (
     EngineState,
     Gap,
     Gpu,
+    GpuInstance,
     GpuProcess,
     Holder,
     Holding,
@@ -48,6 +49,9 @@ IMPORTER_RATIO = 0.02
 IMPORTER_SECONDS = 3600.0
 """After an hour a coincidence of sizes says nothing."""
 
+UNEXPLAINED_BYTES = 1024**3
+"""An idle GPU has less than this in use; more has a holder."""
+
 MPS_COMMS = ("nvidia-cuda-mps",)
 
 AWAKE = (EngineState.READY, EngineState.LOADING)
@@ -59,9 +63,21 @@ def places(gpu: Gpu) -> list[tuple[Place, Memory | None, tuple[GpuProcess, ...] 
     if not gpu.mig:
         return [(name, gpu.memory, gpu.processes, gpu.gaps)]
     return [
-        (Place(name.gpu, name.uuid, str(i.id), i.profile), i.memory, i.processes, gpu.gaps | i.gaps)
+        (Place(name.gpu, name.uuid, str(i.id), i.profile), i.memory, i.processes, _gaps_of(gpu, i))
         for i in gpu.instances
     ]
+
+
+def _gaps_of(gpu: Gpu, instance: GpuInstance) -> frozenset[Gap]:
+    """What keeps us from naming the holders of *instance*: the parent's closed list is no gap where its own is open."""
+    if instance.processes is None:
+        return gpu.gaps | instance.gaps
+    return (gpu.gaps - {Gap.NO_PERMISSION, Gap.NOT_SUPPORTED}) | instance.gaps
+
+
+def kind_of(gpu: Gpu, place: Place) -> MemoryKind:
+    """Which question NVML answered about the memory of *place*."""
+    return next((i.memory_kind for i in gpu.instances if str(i.id) == place.instance_id), gpu.memory_kind)
 
 
 def place_of(gpu: Gpu) -> Place:
@@ -130,12 +146,14 @@ def _own_place(
     now: set[Gap | str] = set(gaps)
     for listed in processes or ():
         process = nvml.processes.get(listed.pid)
-        if process is not None and process.comm.startswith(MPS_COMMS):
+        if listed.kind == "mps" or (process is not None and process.comm.startswith(MPS_COMMS)):
             now.add(Gap.MPS)
         elif process is None and not nvml.host_pids:
             now.add(Gap.NO_HOST_PID)
         elif process is None and listed.pid not in nvml.dead:
             now.add(_UNRESOLVED)
+    if processes is not None and not nvml.host_pids and memory is not None and memory.used_bytes > UNEXPLAINED_BYTES:
+        now.add(Gap.NO_HOST_PID)  # an empty list may be a list of processes that are not ours to see
     if processes is None and not now & {Gap.NO_PERMISSION, Gap.NOT_SUPPORTED}:
         now.add(Gap.NOT_SUPPORTED)
     confirmed = _confirmed(place, now, history, scene.new)
@@ -154,7 +172,7 @@ def _own_place(
     provable = nvml.host_pids and not known & orphans.NO_VERDICT and gpu.memory_kind is not MemoryKind.UNIFIED
     owned = Ownership(
         tuple(holdings),
-        _held(gpu, memory, processes, holdings, known),
+        _held(kind_of(gpu, place), memory, processes, holdings, known),
         not confirmed,
         told,
         _by_cause(holdings) if provable else None,
@@ -301,7 +319,7 @@ def holder_of(listed: GpuProcess, process: Process | None, engine_of: Mapping[in
 
 
 def _held(
-    gpu: Gpu,
+    kind: MemoryKind,
     memory: Memory | None,
     processes: tuple[GpuProcess, ...],
     holdings: list[Holding],
@@ -317,7 +335,7 @@ def _held(
             unresolved += holding.used_bytes
         else:
             held[holding.holder] += holding.used_bytes
-    if memory is not None and gpu.memory_kind is MemoryKind.DEDICATED and not gaps & {Gap.WDDM, Gap.VGPU}:
+    if memory is not None and kind is MemoryKind.DEDICATED and not gaps & {Gap.WDDM, Gap.VGPU}:
         rest = memory.used_bytes - sum(holding.used_bytes for holding in holdings)
         held[Holder.UNATTRIBUTED] = unresolved + max(0, rest)
     return held
@@ -372,7 +390,9 @@ def _overcommit(
         return None
     pids = {pid for engine in awake for pid in engine.pids}
     others = sum(holding.used_bytes for holding in holdings if holding.pid not in pids)
-    return max(0, sum(engine.budgets[place] for engine in awake) + others - memory.total_bytes)
+    return max(
+        0, sum(engine.budgets[place] for engine in awake) + others - memory.total_bytes + (memory.reserved_bytes or 0)
+    )
 
 
 def by_command(

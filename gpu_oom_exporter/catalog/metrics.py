@@ -263,7 +263,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "gpu_oom_vram_promised_bytes",
         "gauge",
-        "Budget of sleeping or loading engines that they have not taken yet. Engines with unknown budgets count 0.",
+        "Budget of sleeping or loading engines that they have not taken yet. Absent while one's budget is not known.",
         PLACE,
         PER_PLACE,
         _room("promised_bytes"),
@@ -446,10 +446,10 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "gpu_oom_engine_info",
         "gauge",
-        "Always 1. Static facts of the engine; derived names values that were not told but worked out.",
-        (*ENGINE, "kind", "version", "url", "derived"),
+        "Always 1. Static facts of the engine; version is its last known one.",
+        (*ENGINE, "kind", "version", "url"),
         PER_ENGINE,
-        lambda r: (((e.name, e.model_name or "", e.kind, e.version or "", e.url, e.derived), 1.0) for e in r.engines),
+        lambda r: (((e.name, e.model_name or "", e.kind, e.version or "", e.url), 1.0) for e in r.engines),
         "Engines",
     ),
     Metric(

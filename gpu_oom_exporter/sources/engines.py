@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -23,8 +25,16 @@ from gpu_oom_exporter.model import Answer, EngineFacts, EngineRank, Process, Rea
 from gpu_oom_exporter.sources.board import Clock, SourceError
 from gpu_oom_exporter.sources.procfs import Reader as ProcReader
 
+log = logging.getLogger(__name__)
+
 PAGE_BYTES = 8 * 1024 * 1024
 """A page of 60 KiB is normal; a proxy's error page or an endless stream is cut here."""
+
+WANTED_LINES, LINE_BYTES, RANKS = 2000, 8192, 64
+"""As much of a page is read: 64 ranks make 700 lines of at most 2 KiB. More is no engine but an attack."""
+
+EXACT = 2.0**53
+"""Whole numbers beyond this are no counts of anything here."""
 
 IDENTITY_BYTES = 256 * 1024
 IDENTITY_AGAIN_SECONDS = 600.0
@@ -43,10 +53,12 @@ HEADERS = {
 class FetchError(Exception):
     """No usable answer: how the engine answered, and a sentence."""
 
-    def __init__(self, answer: Answer, detail: str) -> None:
+    def __init__(self, answer: Answer, detail: str, unconnected: bool = False) -> None:
         super().__init__(detail)
         self.answer = answer
         self.detail = detail
+        self.unconnected = unconnected
+        """No HTTP answer came: nobody listens, or a proxy in front of nobody hung up."""
 
 
 class Fetch(Protocol):
@@ -105,10 +117,11 @@ class HttpFetch:
             raise FetchError(Answer.FAILED, f"the host name is not known: {err.host}") from err
         except aiohttp.ClientConnectorError as err:
             if isinstance(err.os_error, ConnectionRefusedError):
-                raise FetchError(Answer.REFUSED, "nobody listens") from err
+                raise FetchError(Answer.REFUSED, "nobody listens", True) from err
             raise FetchError(Answer.FAILED, f"no connection: {err.strerror or err.os_error}") from err
         except (aiohttp.ClientError, ValueError, OSError) as err:
-            raise FetchError(Answer.FAILED, f"the answer broke off: {type(err).__name__}") from err
+            hung_up = isinstance(err, aiohttp.ServerDisconnectedError | ConnectionResetError)
+            raise FetchError(Answer.FAILED, f"the answer broke off: {type(err).__name__}", hung_up) from err
 
     async def close(self) -> None:
         """Close the connections."""
@@ -138,14 +151,18 @@ STARTED = "process_start_time_seconds"
 
 def read_page(page: bytes, dialect: Dialect) -> Page:
     """Read *page* in *dialect*. Only lines of the families we need are parsed: a full parse costs 11 ms."""
+    page = page[:PAGE_BYTES]
     names = {name for f in dialect.fields.values() for name in f.names}
     names |= {dialect.info, dialect.sleep, STARTED, *dialect.v0_marks} - {""}
     starts = tuple(f"{name}{end}".encode() for name in sorted(names) for end in "{ ")
     lines = page.split(b"\n")
     wanted = [line for line in lines if line.startswith(starts)]
+    rejected_lines = max(0, len(wanted) - WANTED_LINES) + sum(len(line) > LINE_BYTES for line in wanted[:WANTED_LINES])
+    wanted = [line for line in wanted[:WANTED_LINES] if len(line) <= LINE_BYTES]
     prefix = dialect.prefix.encode()
     known = any(line.startswith(prefix) for line in wanted) or any(line.startswith(prefix) for line in lines)
-    series, rejected = _parse(wanted)
+    series, bad = _parse(wanted)
+    rejected = bad + rejected_lines
     started = max((value for _, value in series.get(STARTED, ())), default=None)
     prometheus = known or started is not None or b"# TYPE " in page
     if not known:
@@ -208,12 +225,12 @@ def _ranks(series: Series, dialect: Dialect) -> tuple[EngineRank, ...]:
     # 0.7.3..0.9.1 put no rank on the info family: with one rank it can only be that one's
     if len(infos) == 1 and len(values) == 1:
         infos = {next(iter(values)): next(iter(infos.values()))}
-    names = sorted({*values, *infos}, key=_order)
+    names = sorted({*values, *infos}, key=_order)[:RANKS]
     return tuple(_rank(name, values.get(name, {}), infos.get(name, {}), v0, len(names)) for name in names)
 
 
 def _order(rank: str) -> tuple[int, str]:
-    return (int(rank), rank) if rank.isdecimal() else (2**31, rank)
+    return (int(rank), rank) if rank.isdecimal() and len(rank) < 10 else (2**31, rank)
 
 
 def _rank(rank: str, values: Mapping[str, float], info: Mapping[str, str], v0: bool, ranks: int) -> EngineRank:
@@ -266,7 +283,7 @@ def _number(text: str | None) -> float | None:
         value = float(text) if text is not None else math.nan
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if math.isfinite(value) and abs(value) < EXACT else None
 
 
 def _within(value: float | None, low: float, high: float) -> float | None:
@@ -274,7 +291,7 @@ def _within(value: float | None, low: float, high: float) -> float | None:
 
 
 def _count(value: float | None) -> int | None:
-    return int(value) if value is not None and value >= 0 else None
+    return int(value) if value is not None and 0 <= value < EXACT else None
 
 
 # ----------------------------------------------------------------------------------------- the source
@@ -297,7 +314,11 @@ def _port(argv: tuple[str, ...], launch: Launch) -> int:
     return launch.default_port
 
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+def is_local(host: str | None) -> bool:
+    """Whether *host* is this machine, as far as its spelling says."""
+    if host is None:
+        return False
+    return host.startswith("127.") or host in ("localhost", "::1", "0.0.0.0", socket.gethostname())
 
 
 class EngineSource:
@@ -319,15 +340,16 @@ class EngineSource:
         self.clock = clock
         self.proc = proc
         self.key = engine.name
-        self.timeout_seconds = engine.timeout_seconds + 2.0
+        self.timeout_seconds = 2.0 * engine.timeout_seconds + 1.0  # the page, then twice half of it for identity
         self.stale_seconds = 4.0 * engine.period_seconds + engine.timeout_seconds
         parts = urlsplit(engine.url)
-        self.local = parts.hostname in LOOPBACK
+        self.local = is_local(parts.hostname)
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self._read_file = read_file or _file
         self._slow = False
         self._identity: tuple[str | None, str | None, int | None] = (None, None, None)
         self._asked = float("-inf")
+        self._answer: Answer | None = None
         self._started: float | None = None
 
     @property
@@ -347,31 +369,48 @@ class EngineSource:
                 self.engine.url + self.dialect.metrics_path, PAGE_BYTES, token, self.engine.timeout_seconds
             )
         except FetchError as err:
-            self._asked = float("-inf")
             facts = replace(facts, answer=err.answer, detail=err.detail, seconds=self.clock.mono() - began)
-            if err.answer is Answer.REFUSED and self.local:
+            if err.unconnected and self.local:
                 facts = self._with_server(facts)
+            self._tell(facts)
             self._slow = facts.server is not None
             return facts
         seconds = self.clock.mono() - began
         self._slow = seconds > SLOW_SECONDS
         page = read_page(body, self.dialect)
-        if page.started != self._started or self.clock.mono() - self._asked > IDENTITY_AGAIN_SECONDS:
-            self._started = page.started
-            self._identity = await self._identify(token)
-            self._asked = self.clock.mono()
+        if page.started != self._started:
+            self._started, self._identity, self._asked = page.started, (None, None, None), float("-inf")
+        if self.clock.mono() - self._asked > IDENTITY_AGAIN_SECONDS:
+            identity = await self._identify(token)
+            if identity != (None, None, None):
+                self._identity = identity  # an engine that was too busy to say is still the same
+                self._asked = self.clock.mono()
         version, model, length = self._identity
         if not page.prometheus or (not page.known and version is None and model is None):
-            return replace(facts, answer=Answer.NOT_METRICS, detail="the page has no engine's metrics", seconds=seconds)
-        return replace(
+            facts = replace(
+                facts, answer=Answer.NOT_METRICS, detail="the page has no engine's metrics", seconds=seconds
+            )
+            self._tell(facts)
+            return facts
+        facts = replace(
             facts,
             seconds=seconds,
             version=version,
             model_name=page.model_name or model,
             max_model_len=length,
             ranks=page.ranks,
-            rejected_lines=page.rejected_lines,
+            rejected={"line": page.rejected_lines} if page.rejected_lines else {},
         )
+        self._tell(facts)
+        return facts
+
+    def _tell(self, facts: EngineFacts) -> None:
+        """Log when the engine begins to answer otherwise than before, with the reason."""
+        if facts.answer is not self._answer:
+            level = logging.INFO if facts.answer is Answer.OK else logging.WARNING
+            pairs = {"engine": self.engine.name, "answer": str(facts.answer), "detail": facts.detail}
+            log.log(level, "engine answers", extra=pairs)
+            self._answer = facts.answer
 
     def _token(self) -> str | None:
         if self.engine.bearer_token_file is None:
@@ -397,7 +436,7 @@ class EngineSource:
             if isinstance(first, dict):
                 model = first["id"] if isinstance(first.get("id"), str) else None
                 longest = first.get("max_model_len")
-                length = longest if isinstance(longest, int) and longest > 0 else None
+                length = longest if type(longest) is int and 0 < longest < EXACT else None
         return version, model, length
 
     async def _json(self, path: str, token: str | None) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
 
 import psutil
 
 from gpu_oom_exporter.model import HostFacts, OwnProcess, PciGpu, Reason
 from gpu_oom_exporter.sources.board import SourceError
-from gpu_oom_exporter.sources.pci import long_bus_id, nvidia_functions, sleeps
+from gpu_oom_exporter.sources.pci import driver_facts, long_bus_id, nvidia_functions, sleeps
 
 FIELDS = {"MemTotal": "total", "MemAvailable": "available", "SwapFree": "swap"}
 
@@ -37,8 +38,9 @@ class HostSource:
     stale_seconds = 20.0
     period_seconds = 5.0
 
-    def __init__(self, procfs: str = "/proc", sysfs: str = "/sys") -> None:
+    def __init__(self, procfs: str = "/proc", sysfs: str = "/sys", dev: str = "/dev") -> None:
         self.procfs = procfs
+        self.dev = dev
         self.sysfs = sysfs
 
     async def read(self) -> HostFacts:
@@ -56,25 +58,15 @@ class HostSource:
             found.get("total"),
             found.get("available"),
             found.get("swap"),
-            tuple(
-                PciGpu(long_bus_id(address), sleeps(self.sysfs, address), *self._known_to_driver(address))
-                for address in nvidia_functions(self.sysfs)
-            ),
+            tuple(self._gpus()),
             own_process(),
         )
 
-    def _known_to_driver(self, address: str) -> tuple[str, str]:
-        """(UUID, model) from the driver's own /proc file; it needs no NVML and survives a lost GPU."""
-        found = {"GPU UUID": "", "Model": ""}
-        try:
-            with open(f"{self.procfs}/driver/nvidia/gpus/{address}/information", errors="replace") as file:
-                for line in file:
-                    name, _, value = line.partition(":")
-                    if name.strip() in found and "?" not in value:
-                        found[name.strip()] = value.strip()
-        except OSError:
-            pass
-        return found["GPU UUID"], found["Model"]
+    def _gpus(self) -> Iterator[PciGpu]:
+        for address in nvidia_functions(self.sysfs, self.procfs, self.dev):
+            known = driver_facts(self.procfs, address)
+            asleep = sleeps(self.sysfs, address)
+            yield PciGpu(long_bus_id(address), asleep, known.get("GPU UUID", ""), known.get("Model", ""))
 
     async def close(self) -> None:
         """Nothing is held."""

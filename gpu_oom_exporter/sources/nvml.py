@@ -43,6 +43,9 @@ BACK_OFF_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0, 60.0)
 LOST_AGAIN_SECONDS = 300.0
 """While a GPU is lost, NVML is started anew this often: only a new nvmlInit sees a GPU that came back."""
 
+END_SECONDS = 2.0
+"""A reader that was asked to end has this long for nvmlShutdown; then it is killed."""
+
 LINE_BYTES = 4 * 1024 * 1024
 """A reading of 16 GPUs with 5,000 processes is under 1 MiB."""
 
@@ -190,7 +193,7 @@ class NvmlSource:
         self.period_seconds = period_seconds
         self.deadline_seconds = deadline_seconds
         self.timeout_seconds = deadline_seconds + 2.0
-        self.stale_seconds = max(5.0 * period_seconds, 5.0)
+        self.stale_seconds = deadline_seconds + 2.0 * period_seconds  # a slow answer is no reason to blink
         self.marker = f"{storage}/release-nvml"
         self.memory = ReaderMemory(storage, proc)
         self._start = start or (lambda: ReaderProcess(sysfs))
@@ -200,7 +203,8 @@ class NvmlSource:
         self._tries = 0
         self._not_before = float("-inf")
         self._last_error: SourceError | None = None
-        self._began = 0.0
+        self._lost_since = float("inf")
+        self._ending_since = float("inf")
         self._xids: dict[tuple[str, int], int] = {}
         self._wsl = proc.wsl()
         self._answers: dict[int, tuple[Mapping[str, Any], Gpu]] = {}
@@ -220,6 +224,8 @@ class NvmlSource:
 
     async def read(self) -> NvmlFacts:
         """One reading, or `SourceError` with the reason why there is none."""
+        if self._ending and self.clock.mono() - self._ending_since > END_SECONDS:
+            self._end(force=True)  # nvmlShutdown hangs
         if self._released or os.path.exists(self.marker):
             self._end(force=False)
             self._reap()
@@ -229,7 +235,7 @@ class NvmlSource:
             raise SourceError(Reason.STUCK, "the reader does not end; the driver holds it. No second one is started")
         if self._link is None:
             self._begin()
-        elif self.clock.mono() - self._began > LOST_AGAIN_SECONDS:
+        elif self.clock.mono() - self._lost_since > LOST_AGAIN_SECONDS:
             await self._replace()
         link = self._link
         if link is None or self._ending:
@@ -242,6 +248,10 @@ class NvmlSource:
             problem = SourceError(Reason.STUCK, f"the driver has not answered for {self.deadline_seconds:g} s")
         except SourceError as err:
             problem = err
+        except BaseException:
+            # cancelled between question and answer: the next answer would be taken for the next question's
+            self._end(force=True)
+            raise
         else:
             self._tries = 0
             return facts
@@ -295,7 +305,7 @@ class NvmlSource:
             self._back_off(error := SourceError(Reason.READER_FAILED, f"the reader does not start: {err}"))
             raise error from err
         self._ending = False
-        self._began = float("inf")
+        self._lost_since = float("inf")
         if isinstance(self._link, ReaderProcess):
             self.memory.remember(self._link.child.pid)
 
@@ -306,6 +316,8 @@ class NvmlSource:
 
     def _end(self, force: bool) -> None:
         if self._link is not None:
+            if not self._ending:
+                self._ending_since = self.clock.mono()
             self._ending = True
             self._link.stop(force)
 
@@ -320,10 +332,10 @@ class NvmlSource:
             self._xids[str(uuid), int(xid)] = self._xids.get((str(uuid), int(xid)), 0) + 1
         host_pids = self.proc.host_pids()
         gpus = tuple(self._gpu_of(gpu) for gpu in reply["gpus"])
-        if any(gpu.up is False for gpu in gpus):
-            self._began = min(self._began, self.clock.mono())
+        if reply.get("missing") or any(gpu.up is False for gpu in gpus):
+            self._lost_since = min(self._lost_since, self.clock.mono())
         else:
-            self._began = float("inf")
+            self._lost_since = float("inf")
         processes: dict[int, Process] = {}
         dead: frozenset[int] = frozenset()
         if host_pids:
@@ -355,8 +367,10 @@ DETAILS = {"lost": "the GPU is lost; it needs a reset", "gone": "the driver does
 def _gpu(raw: Mapping[str, Any], wsl: bool) -> Gpu:
     up = raw.get("up")
     gaps = {Gap(gap) for gap in raw.get("gaps", ())}
-    if any(process[2] is None for process in raw.get("processes") or ()):
-        gaps.add(Gap.WDDM if wsl else Gap.NOT_SUPPORTED)
+    if wsl:
+        gaps.add(Gap.WDDM)
+    elif any(process[2] is None for process in raw.get("processes") or ()):
+        gaps.add(Gap.NOT_SUPPORTED)
     code = str(raw.get("code", ""))
     if code == "no_permission":
         gaps.add(Gap.NO_PERMISSION)
@@ -382,7 +396,9 @@ def _gpu(raw: Mapping[str, Any], wsl: bool) -> Gpu:
                 str(i["profile"]),
                 _memory(i["memory"]),
                 _processes(i["processes"]),
-                frozenset(Gap(gap) for gap in i["gaps"]),
+                frozenset(Gap(gap) for gap in i["gaps"])
+                | ({Gap.NOT_SUPPORTED} if any(p[2] is None for p in i["processes"] or ()) else frozenset()),
+                MemoryKind(i.get("kind", "unknown")),
             )
             for i in raw.get("instances", ())
         ),

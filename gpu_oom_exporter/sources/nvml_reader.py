@@ -83,19 +83,30 @@ class DriverGone(Exception):
 class Driver:
     """NVML, initialised once per life of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions: list[str], sleeping: set[str]) -> None:
         self.rejected: dict[str, int] = {}
+        self.version = ""
+        self.devices: list[Device] = []
+        self.events: Any = None
         _, code = self.ask(nv.nvmlInit)
+        if code == "lost":
+            return  # the only GPU is lost: that is a reading, of no GPU
         if code:
             raise InitFailed(*INIT_REASONS.get(code, ("no_driver", f"nvmlInit failed: {code}")))
         version, _ = self.ask(nv.nvmlSystemGetDriverVersion)
-        self.version: str = version or ""
+        self.version = version or ""
         count, code = self.ask(nv.nvmlDeviceGetCount)
         if code:
             raise InitFailed("no_driver", f"nvmlDeviceGetCount failed: {code}")
-        self.devices = [Device(self, index) for index in range(count)]
-        self.events = self._register_events()
-        self.uuid_by_address = {d.address: d.uuid for d in self.devices if d.handle is not None}
+        self.events, _ = self.ask(nv.nvmlEventSetCreate)
+        if sleeping:
+            # by address, because even asking a handle by index who it is would wake the sleepers
+            self.devices = [Device(self, None, address) for address in functions]
+        else:
+            self.devices = [Device(self, index) for index in range(count)]
+        for device in self.devices:
+            if device.address not in sleeping:
+                device.open()
 
     def ask(self, call: Callable[..., Any], *args: Any) -> tuple[Any, str]:
         """Call NVML; return (value, "") or (None, why) with why from a closed set."""
@@ -115,22 +126,10 @@ class Driver:
         """Count a value that cannot be true."""
         self.rejected[why] = self.rejected.get(why, 0) + 1
 
-    def _register_events(self) -> Any:
-        events, code = self.ask(nv.nvmlEventSetCreate)
-        if code:
-            return None
-        registered = 0
-        for device in self.devices:
-            if device.handle is None:
-                continue
-            _, code = self.ask(nv.nvmlDeviceRegisterEvents, device.handle, nv.nvmlEventTypeXidCriticalError, events)
-            registered += not code
-        return events if registered else None
-
     def xids(self) -> list[list[Any]]:
         """Take the Xid events that are waiting: [UUID, number], at most 64 a reading."""
         found: list[list[Any]] = []
-        while self.events is not None and len(found) < 64:
+        while self.events is not None and any(d.watched for d in self.devices) and len(found) < 64:
             event, code = self.ask(nv.nvmlEventSetWait, self.events, 0)
             if code:
                 break
@@ -139,23 +138,32 @@ class Driver:
                 found.append([info, int(event.eventData)])
         return found
 
-    def read(self, sleeping: set[str]) -> dict[str, Any]:
-        """Read every GPU that is not in *sleeping* (sysfs addresses)."""
+    def read(self, functions: list[str], sleeping: set[str]) -> dict[str, Any]:
+        """Read every GPU that is not in *sleeping*; tell which of *functions* (sysfs addresses) NVML does not have."""
         gpus = [device.read(device.address in sleeping) for device in self.devices]
         if gpus and all(gpu.get("code") == "gone" for gpu in gpus if gpu["up"] is not None):
             awake = [gpu for gpu in gpus if gpu["up"] is not None]
             if awake:
                 raise DriverGone("every GPU answers that the driver is not there")
         rejected, self.rejected = self.rejected, {}
-        return {"driver": self.version, "gpus": gpus, "xids": self.xids(), "rejected": rejected}
+        known = {device.address for device in self.devices}
+        return {
+            "driver": self.version,
+            "gpus": gpus,
+            "xids": self.xids(),
+            "rejected": rejected,
+            "missing": sum(address not in known for address in functions),
+        }
 
 
 class Device:
     """One GPU: its identity, read once, and its readings."""
 
-    def __init__(self, driver: Driver, index: int) -> None:
+    def __init__(self, driver: Driver, index: int | None, address: str = "") -> None:
         self.driver = driver
         self.index = index
+        self.address = address
+        self.watched = False
         self.readings = 0
         self.last_sample = 0
         self.memory_v2 = True
@@ -173,7 +181,8 @@ class Device:
                 nv.nvmlDeviceGetMPSComputeRunningProcesses_v2,
             ],
         }
-        self.migs: list[tuple[int, str, Any]] = []
+        self.migs: dict[int, tuple[str, list[Any]]] = {}
+        """GPU instance → its profile and the handles of its compute instances."""
         self.mig = False
         self.static: dict[str, Any] = {
             "index": index,
@@ -183,22 +192,35 @@ class Device:
             "minor": None,
             "vgpu": False,
         }
-        self.address = ""
-        self.uuid = ""
         self.recovery: str | None = None
-        self.handle, self.code = driver.ask(nv.nvmlDeviceGetHandleByIndex, index)
+        self.handle: Any = None
+        self.code = ""
+
+    def open(self) -> None:
+        """Get the handle, and find out who it is; the first time that the GPU is awake."""
+        ask = self.driver.ask
+        if self.index is not None:
+            self.handle, self.code = ask(nv.nvmlDeviceGetHandleByIndex, self.index)
+        else:
+            self.handle, self.code = ask(nv.nvmlDeviceGetHandleByPciBusId, self.address.encode())
         if self.handle is not None:
             self._identify()
+            events = self.driver.events
+            if events is not None:
+                _, code = ask(nv.nvmlDeviceRegisterEvents, self.handle, nv.nvmlEventTypeXidCriticalError, events)
+                self.watched = not code
 
     def _identify(self) -> None:
         ask, handle = self.driver.ask, self.handle
-        self.uuid = ask(nv.nvmlDeviceGetUUID, handle)[0] or ""
         pci = ask(nv.nvmlDeviceGetPciInfo, handle)[0]
         bus = _text(pci.busId) if pci is not None else ""
-        self.address = short_bus_id(bus)
+        self.address = short_bus_id(bus) if bus else self.address
+        if self.index is None:
+            self.index = ask(nv.nvmlDeviceGetIndex, handle)[0]
         mode, _ = ask(nv.nvmlDeviceGetVirtualizationMode, handle)
         self.static.update(
-            uuid=self.uuid,
+            index=self.index,
+            uuid=ask(nv.nvmlDeviceGetUUID, handle)[0] or "",
             bus=bus,
             name=ask(nv.nvmlDeviceGetName, handle)[0] or "",
             minor=ask(nv.nvmlDeviceGetMinorNumber, handle)[0],
@@ -211,6 +233,9 @@ class Device:
         if sleeps:
             out["up"] = None
             return out
+        if self.handle is None and not self.code:
+            self.open()
+            out = dict(self.static)
         if self.handle is None:
             out.update(up=False, code=self.code)
             return out
@@ -223,6 +248,10 @@ class Device:
         self.readings += 1
         total = memory[0] if memory and memory[0] is not None else NO_VALUE_64
         processes, gaps = self._processes(total)
+        if memory is None and processes is None and code.startswith("error_"):
+            # every call fails with a code that NVML has no name for: device files taken away, or a GPU in trouble
+            out.update(up=False, code="gone" if code == "error_999" else code)
+            return out
         out.update(up=True, memory=memory, kind=kind, gaps=gaps, mig=self.mig, recovery=self.recovery)
         if code:
             out["code"] = code
@@ -322,8 +351,9 @@ class Device:
         old = found.get((pid, instance))
         if old is None:
             found[pid, instance] = [pid, kind, used, None, instance]
-        elif (used or 0) > (old[2] or 0):  # one context listed as compute and graphics is the same memory
-            old[2] = used
+        else:  # one context that is listed twice is the same memory; a client of MPS is listed as compute too
+            old[1] = "mps" if kind == "mps" else old[1]
+            old[2] = used if (used or 0) > (old[2] or 0) else old[2]
 
     def _samples(self) -> dict[int, int] | None:
         samples, code = self.driver.ask(nv.nvmlDeviceGetProcessUtilization, self.handle, self.last_sample)
@@ -347,43 +377,47 @@ class Device:
             self.recovery = RECOVERY_ACTIONS.get(values[0].value.uiVal, "unknown")
         mode, code = ask(nv.nvmlDeviceGetMigMode, self.handle)
         self.mig = not code and mode[0] == nv.NVML_DEVICE_MIG_ENABLE
-        self.migs = []
+        self.migs = {}
         if not self.mig:
             return
-        seen = set()
         most, code = ask(nv.nvmlDeviceGetMaxMigDeviceCount, self.handle)
         for index in range(0 if code else most):
             handle, code = ask(nv.nvmlDeviceGetMigDeviceHandleByIndex, self.handle, index)
             if code:
                 continue  # slots are sparse
             instance, code = ask(nv.nvmlDeviceGetGpuInstanceId, handle)
-            if code or instance in seen:  # a second compute instance shares the memory of the first
+            if code:
                 continue
-            seen.add(instance)
+            if instance in self.migs:  # a second compute instance shares the memory of the first
+                self.migs[instance][1].append(handle)
+                continue
             name, _ = ask(nv.nvmlDeviceGetName, handle)
             profile = (name or "").rpartition("MIG ")[2]
             head, _, tail = profile.partition(".")
-            self.migs.append((instance, tail if head.endswith("c") else profile, handle))
+            self.migs[instance] = (tail if head.endswith("c") else profile, [handle])
 
     def _instances(self, processes: list[list[Any]] | None) -> list[dict[str, Any]]:
         """Memory and processes of each GPU instance."""
         out = []
-        for instance, profile, handle in self.migs:
-            memory, _, code = self._memory(handle)
-            gaps = ["no_permission"] if code == "no_permission" else []
-            if processes is None:  # the parent may be closed to us inside a container while the instance is not
-                listed, code = self._list(handle, "compute")
-                own = None
-                if listed is not None:
-                    found: dict[tuple[int, int], list[Any]] = {}
+        for instance, (profile, handles) in self.migs.items():
+            memory, kind, code = self._memory(handles[0])
+            gaps = {"no_permission"} if code == "no_permission" else set()
+            own: list[list[Any]] | None = None
+            if processes is not None:
+                own = [p[:4] for p in processes if p[4] == instance]
+            else:  # the parent may be closed to us inside a container while the instance is not
+                found: dict[tuple[int, int], list[Any]] = {}
+                for handle in handles:
+                    listed, code = self._list(handle, "compute")
+                    if listed is None:
+                        gaps.add("no_permission" if code == "no_permission" else "not_supported")
+                        break
                     for entry in listed:
                         self._keep(found, entry, "compute", memory[0] if memory and memory[0] else NO_VALUE_64)
+                else:
                     own = [p[:4] for p in found.values()]
-                elif code == "no_permission":
-                    gaps = ["no_permission"]
-            else:
-                own = [p[:4] for p in processes if p[4] == instance]
-            out.append({"id": instance, "profile": profile, "memory": memory, "processes": own, "gaps": gaps})
+            answer = {"id": instance, "profile": profile, "memory": memory, "kind": kind, "processes": own}
+            out.append(answer | {"gaps": sorted(gaps)})
         return out
 
 
@@ -413,8 +447,8 @@ def answer(driver: Driver | None, bus: Bus) -> tuple[Driver | None, dict[str, An
     if driver is None:
         if bus.functions and len(sleeping) == len(bus.functions):
             return None, {"reason": "suspended", "detail": "every NVIDIA GPU sleeps; asking would wake it"}
-        driver = Driver()
-    return driver, driver.read(sleeping)
+        driver = Driver(bus.functions, sleeping)
+    return driver, driver.read(bus.functions, sleeping)
 
 
 def main(argv: list[str]) -> int:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 
 
-def nvidia_functions(sysfs: str) -> list[str]:
-    """PCI addresses of the NVIDIA display functions under *sysfs* that are not given to a virtual machine."""
+def nvidia_functions(sysfs: str, procfs: str = "/proc", dev: str = "/dev") -> list[str]:
+    """PCI addresses of the NVIDIA display functions under *sysfs* that are ours to watch.
+
+    Left out are those given to a virtual machine, virtual functions, and those whose device file is not in *dev*:
+    a container sees every GPU of its host in sysfs and only its own in /dev.
+    """
     found = []
     folder = f"{sysfs}/bus/pci/devices"
     try:
@@ -21,12 +25,29 @@ def nvidia_functions(sysfs: str) -> list[str]:
                 continue
         except OSError:
             continue
+        if os.path.islink(f"{folder}/{address}/physfn"):
+            continue  # a virtual function: no GPU of its own
         try:
             driver = os.path.basename(os.readlink(f"{folder}/{address}/driver"))
         except OSError:
             driver = ""
-        if driver != "vfio-pci":
+        minor = driver_facts(procfs, address.lower()).get("Device Minor", "")
+        if driver != "vfio-pci" and (not minor.isdecimal() or os.path.exists(f"{dev}/nvidia{minor}")):
             found.append(address.lower())
+    return found
+
+
+def driver_facts(procfs: str, address: str) -> dict[str, str]:
+    """What the driver's own file under *procfs* tells of a GPU; it needs no NVML and survives a lost GPU."""
+    found = {}
+    try:
+        with open(f"{procfs}/driver/nvidia/gpus/{address}/information", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if "?" not in value:
+                    found[name.strip()] = value.strip()
+    except OSError:
+        pass
     return found
 
 
@@ -46,7 +67,10 @@ def _line(path: str) -> str:
 def short_bus_id(bus_id: str) -> str:
     """NVML's ``00000000:1A:00.0`` spelled as sysfs does: ``0000:1a:00.0``."""
     domain, _, rest = bus_id.partition(":")
-    return f"{domain[-4:]}:{rest}".lower()
+    try:
+        return f"{int(domain, 16):04x}:{rest.lower()}"
+    except ValueError:
+        return bus_id.lower()
 
 
 def long_bus_id(address: str) -> str:

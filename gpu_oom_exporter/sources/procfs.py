@@ -25,6 +25,8 @@ READ_BYTES = 16384
 
 STACK_CHARACTERS = 600
 FREEZERS = 1024
+THREADS = 256
+"""As many threads of one process are looked at before its command line is read, once in its life."""
 ANCESTORS = 64
 """Deeper than any real tree; a torn reading could make a loop."""
 
@@ -53,6 +55,8 @@ class Reader:
         self.fresh_seconds = fresh_seconds
         self._known: dict[int, _Known] = {}
         self._users: dict[int, str] = {}
+        self._pass = float("-inf")
+        self._tables: dict[str, list[tuple[bytes, bytes, bytes, bytes]]] = {}
         self._freezers: dict[str, tuple[float, bool]] = {}
         self._census: dict[int, tuple[int, str]] = {}
         self._census_at = float("-inf")
@@ -83,10 +87,9 @@ class Reader:
                     break
                 found[pid] = process
                 pid = process.ppid
-        for pid in first:
-            if pid in found and self._lost_its_parent(found[pid], found):
-                for relative in self._relatives(found[pid], mono):
-                    found[relative.pid] = relative
+        lost = [found[pid] for pid in first if pid in found and self._lost_its_parent(found[pid], found)]
+        for relative in self._relatives(lost, mono) if lost else ():
+            found[relative.pid] = relative
         for pid in [pid for pid in self._known if pid not in found]:
             del self._known[pid]
         return found
@@ -99,13 +102,15 @@ class Reader:
             if role is not None and role[1] != "worker":
                 return False
             parent = found.get(process.ppid)
-            if parent is None or parent.init or parent.comm in ADOPTERS:
+            if parent is None:
+                return process.ppid == 1
+            if parent.init or parent.comm in ADOPTERS:
                 return True
             process = parent
         return False
 
-    def _relatives(self, process: Process, mono: float) -> list[Process]:
-        """Processes of *process*'s session or container, itself included, each with its remote connections."""
+    def _relatives(self, lost: list[Process], mono: float) -> list[Process]:
+        """Processes of the sessions and containers of *lost*, themselves included, with their remote connections."""
         if mono - self._census_at >= PORTS_AGAIN_SECONDS:
             self._census_at = mono
             self._census = {}
@@ -113,11 +118,10 @@ class Reader:
                 stat = self.stat(pid)
                 if stat is not None:
                     self._census[pid] = (stat[4], self._cgroups(pid)[0])
-        cgroup = process.cgroup if workload_of(process.cgroup) is not None else None
-        pids = {process.pid}
-        for pid, (session, own) in self._census.items():
-            if (session and session == process.session) or (cgroup is not None and own == cgroup):
-                pids.add(pid)
+        sessions = {process.session for process in lost} - {0}
+        cgroups = {process.cgroup for process in lost if workload_of(process.cgroup) is not None}
+        pids = {process.pid for process in lost}
+        pids |= {pid for pid, (session, cgroup) in self._census.items() if session in sessions or cgroup in cgroups}
         found = []
         for pid in sorted(pids):
             relative = self.look(pid, mono)
@@ -145,6 +149,9 @@ class Reader:
         known = self._known.get(pid)
         if known is not None and mono - known.looked < self.fresh_seconds:
             return known.process
+        if mono != self._pass:
+            self._pass = mono
+            self._tables.clear()
         stat = self.stat(pid)
         if stat is None:
             self._known.pop(pid, None)
@@ -155,8 +162,12 @@ class Reader:
             known.freezer = self._freezer(pid)
         elif known.process.state != state or known.process.ppid != ppid:
             known.process = replace(known.process, state=state, ppid=ppid)
+        if not known.process.argv and state not in "ZX":
+            argv = self._argv(pid, state)  # it was in uninterruptible sleep when it was first seen
+            known.process = replace(known.process, argv=argv) if argv else known.process
         known.looked = mono
-        if mono - known.ports_at >= PORTS_AGAIN_SECONDS:
+        # spread by PID, so that not every process is looked at anew in one reading
+        if mono - known.ports_at >= PORTS_AGAIN_SECONDS * (0.5 + (pid % 32) / 64):
             known.ports_at = mono
             ports = self.listening(pid)
             if ports != known.process.listening:
@@ -266,7 +277,7 @@ class Reader:
             alive.add(pid)
             comm, state, ppid, start, session = stat
             seen = self._servers.get(pid)
-            if seen is None or seen[:2] != (start, comm):
+            if seen is None or seen[:2] != (start, comm) or not seen[2]:
                 seen = (start, comm, self._argv(pid, state))
                 self._servers[pid] = seen
             if serves(seen[2]):
@@ -312,13 +323,26 @@ class Reader:
                 continue
             if target.startswith("socket:["):
                 inodes.add(target[8:-1].encode())
-        found = []
-        for table in ("tcp", "tcp6") if inodes else ():
-            for line in (self._bytes(f"{pid}/net/{table}") or b"").splitlines()[1:]:
-                columns = line.split()
-                if len(columns) > 9 and columns[9] in inodes:
-                    found.append((columns[3], columns[1], columns[2]))
-        return found
+        return [entry[1:] for entry in self._tcp(pid) if entry[0] in inodes] if inodes else []
+
+    def _tcp(self, pid: int) -> list[tuple[bytes, bytes, bytes, bytes]]:
+        """(inode, state, local, peer) of the TCP sockets in *pid*'s network namespace, read once a pass.
+
+        A busy server has tens of thousands of connections, and every process of the host shares its table.
+        """
+        try:
+            namespace = self._link(f"{pid}/ns/net")
+        except OSError:
+            namespace = f"of {pid}"
+        if namespace not in self._tables:
+            found = []
+            for table in ("tcp", "tcp6"):
+                for line in (self._bytes(f"{pid}/net/{table}") or b"").splitlines()[1:]:
+                    columns = line.split(None, 10)
+                    if len(columns) > 9 and columns[3] in (b"0A", b"01"):
+                        found.append((columns[9], columns[3], columns[1], columns[2]))
+            self._tables[namespace] = found
+        return self._tables[namespace]
 
     def _identify(self, process: Process) -> Process:
         pid = process.pid
@@ -346,10 +370,19 @@ class Reader:
         return path, freezer
 
     def _argv(self, pid: int, state: str) -> tuple[str, ...]:
-        if state in "DZ":
+        """The command line, or nothing when a thread of the process may hold the lock that reading it takes."""
+        if state in "DZX" or self._any_thread_waits(pid):
             return ()
         text = (self._bytes(f"{pid}/cmdline") or b"")[:ARGV_BYTES]
         return tuple(part.decode(errors="replace") for part in text.rstrip(b"\0 ").split(b"\0")) if text else ()
+
+    def _any_thread_waits(self, pid: int) -> bool:
+        try:
+            tasks = self._list(f"{pid}/task")
+        except OSError:
+            return False
+        states = (self.stat(f"{pid}/task/{task}") for task in tasks[:THREADS])
+        return any(stat is not None and stat[1] == "D" for stat in states)
 
     def _user(self, uid: int) -> str:
         if uid not in self._users:

@@ -83,9 +83,9 @@ def test_join_to_a_mig_instance() -> None:
 
 
 def test_budget() -> None:
-    """ceil(total × gpu_memory_utilization) on each of its GPUs, absent where the ratio is void."""
+    """ceil(CUDA's total × gpu_memory_utilization) on each of its GPUs, absent where the ratio is void."""
     facts = nvml(gpu(on_gpu(12)), processes=tree())
-    assert Thinker()(nvml=facts, engines=(engine(),)).engines[0].budgets == {PLACE: math.ceil(80 * GIB * 0.9)}
+    assert Thinker()(nvml=facts, engines=(engine(),)).engines[0].budgets == {PLACE: math.ceil(79 * GIB * 0.9)}
     bytes_given = engine(ranks=(EngineRank("0", kv_used_ratio=0.5, kv_capacity_bytes=GIB),))
     assert Thinker()(nvml=facts, engines=(bytes_given,)).engines[0].budgets == {}
 
@@ -93,8 +93,8 @@ def test_budget() -> None:
 @pytest.mark.parametrize(
     ("argv", "budget"),
     [
-        ("vllm serve m --gpu-memory-utilization 0.8", 64 * GIB),
-        ("vllm serve m --gpu-memory-utilization=0.5", 40 * GIB),
+        ("vllm serve m --gpu-memory-utilization 0.8", math.ceil(79 * GIB * 0.8)),
+        ("vllm serve m --gpu-memory-utilization=0.5", math.ceil(79 * GIB * 0.5)),
         ("vllm serve m --gpu-memory-utilization=0.5 --kv-cache-memory-bytes 1G", None),
         ("vllm serve m", None),
         ("vllm serve m --gpu-memory-utilization", None),

@@ -63,7 +63,7 @@ def test_promised() -> None:
     facts = nvml(gpu(on_gpu(11, 2 * GIB)), processes=SERVER)
     asleep = engine(ranks=(EngineRank("0", asleep=True, gpu_memory_utilization=0.5),))
     got = Thinker()(nvml=facts, engines=(asleep,)).headroom[PLACE]
-    assert got.promised_bytes == 38 * GIB
+    assert got.promised_bytes == 79 * GIB // 2 - 2 * GIB
     awake = Thinker()(nvml=facts, engines=(engine(),)).headroom[PLACE]
     assert awake.promised_bytes == 0
 
@@ -74,8 +74,8 @@ def test_promised_counts_against_serving() -> None:
     facts = nvml(gpu(on_gpu(11, 30 * GIB), on_gpu(21, 2 * GIB), used=32 * GIB), processes=processes)
     asleep = engine("other", port=8001, ranks=(EngineRank("0", asleep=True, gpu_memory_utilization=0.25),))
     got = Thinker()(nvml=facts, engines=(engine(), asleep)).headroom[PLACE]
-    assert got.promised_bytes == 18 * GIB
-    assert got.serving_min_bytes == 47 * GIB - 18 * GIB
+    assert got.promised_bytes == 79 * GIB // 4 - 2 * GIB
+    assert got.serving_min_bytes == 47 * GIB - (79 * GIB // 4 - 2 * GIB)
 
 
 def test_unified_memory() -> None:
@@ -155,3 +155,19 @@ def test_gone_places_are_forgotten() -> None:
     think(nvml=nvml(gpu(), gpu(index=1)))
     think(nvml=nvml(gpu()))
     assert set(think.state.history.headroom) == {PLACE}
+
+
+def test_promised_is_absent_while_a_budget_is_unknown() -> None:
+    """An engine that loads with an unknown budget will take something: no figure is better than a zero."""
+    facts = nvml(gpu(on_gpu(11, 2 * GIB)), processes=SERVER)
+    loading = engine(answer=Answer.REFUSED, server=process(10, "vllm", argv=("vllm", "serve", "m")))
+    got = Thinker()(nvml=facts, engines=(loading,)).headroom[PLACE]
+    assert (got.promised_bytes, got.serving_min_bytes) == (None, None)
+
+
+def test_info_labels_survive_a_loss() -> None:
+    """The kind of memory is a static fact: it does not become unknown because the GPU is lost."""
+    think = Thinker()
+    think(nvml=nvml(gpu()))
+    report = think(nvml=nvml(gpu(up=False, memory=None, memory_kind=MemoryKind.UNKNOWN, processes=None)))
+    assert report.gpus[0].memory_kind is MemoryKind.DEDICATED

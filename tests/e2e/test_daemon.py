@@ -244,7 +244,7 @@ def test_port_in_use() -> None:
     [
         (["--config.file=/nonexistent/c.yaml"], "/nonexistent/c.yaml: No such file or directory"),
         (["--config.file=/proc"], "/proc: Is a directory"),
-        (["--config.file=BAD"], "BAD: nvml.period_seconds: input should be greater than 0, not -1"),
+        (["--config.file=BAD"], "BAD: nvml.period_seconds: input should be greater than or equal to 0.1, not -1"),
         (["--config.file=BINARY"], "BINARY: is not UTF-8 text"),
         (["--demo", "--config.file=BAD"], "--demo watches its own engines; leave out --config.file"),
         (["--demo", "--demo.speed=0"], "--demo.speed: 0 is not between 0.1 and 100"),

@@ -9,7 +9,7 @@
  *   gpu INDEX UUID BUSID MINOR TOTAL RESERVED USED UTIL NAME...
  *   mig GPU SLOT GI CI TOTAL RESERVED USED PROFILE          (turns MIG on for that GPU)
  *   process GPU KIND PID BYTES GI CI SM                     (KIND compute|graphics|mps; BYTES may be NA; GI, CI -1)
- *   error FUNCTION GPU CODE                                 (GPU or FUNCTION may be *)
+ *   error FUNCTION GPU CODE                                 (GPU or FUNCTION may be *; GPU parent: no MIG handle)
  *   delay FUNCTION GPU MILLISECONDS
  *   event SEQUENCE GPU XID                                  (each sequence number is delivered once)
  *   virtualization GPU MODE
@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,6 +33,7 @@ typedef struct Handle *nvmlDevice_t;
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10 };
 enum { GPUS = 16, MIGS = 8, PROCESSES = 8192, RULES = 64, EVENTS = 64 };
 #define ANY -1
+#define PARENT -2
 #define NA 0xFFFFFFFFFFFFFFFFull
 
 struct Memory { unsigned long long total, reserved, used; };
@@ -57,7 +59,7 @@ static off_t size;
 static ino_t inode;
 static int follow, initialised, device_fd = -1;
 
-static int number_or_any(const char *word) { return word[0] == '*' ? ANY : atoi(word); }
+static int number_or_any(const char *word) { return word[0] == '*' ? ANY : word[0] == 'p' ? PARENT : atoi(word); }
 
 static void load(void) {
   const char *path = getenv("GPU_OOM_NVML_SCENARIO");
@@ -204,6 +206,17 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
   return NOT_FOUND;
 }
 
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, nvmlDevice_t *device) {
+  BEGIN(ANY);
+  for (unsigned i = 0; i < GPUS; i++) /* NVML takes short and long domains; the scenario's are long and upper case */
+    if (gpus[i].present && !strcasecmp(gpus[i].bus + strlen(gpus[i].bus) - strlen(address), address)) {
+      handles[i][MIGS] = (struct Handle){(int)i, -1};
+      *device = &handles[i][MIGS];
+      return OK;
+    }
+  return NOT_FOUND;
+}
+
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index) {
   BEGIN_DEVICE(device);
   *index = (unsigned)device->gpu;
@@ -304,9 +317,16 @@ static nvmlReturn_t list(nvmlDevice_t device, int kind, unsigned *count, struct 
   return !out || found > room ? TOO_SMALL : OK;
 }
 
+static nvmlReturn_t parent_error(const char *function, nvmlDevice_t device) {
+  for (int i = 0; i < error_count; i++)
+    if (errors[i].gpu == PARENT && device->mig < 0 && !strcmp(errors[i].function, function)) return errors[i].value;
+  return OK;
+}
+
 #define LIST(function, kind)                                                                      \
   nvmlReturn_t function(nvmlDevice_t device, unsigned *count, struct ProcessInfo *out) {          \
     BEGIN_DEVICE(device);                                                                         \
+    if (parent_error(__func__, device)) return parent_error(__func__, device);                    \
     return list(device, kind, count, out);                                                        \
   }
 LIST(nvmlDeviceGetComputeRunningProcesses_v2, 'c')

@@ -17,7 +17,7 @@ from gpu_oom_exporter.model import Gap, MemoryKind, Reason
 from gpu_oom_exporter.sources.board import SourceError
 from gpu_oom_exporter.sources.nvml import LOST_AGAIN_SECONDS, NvmlSource, ReaderProcess
 from gpu_oom_exporter.sources.procfs import Reader as ProcReader
-from tests.conftest import GIB, ManualClock, Scenario, wait_until
+from tests.conftest import GIB, ManualClock, Scenario, sysfs, wait_until
 
 
 def source(clock: ManualClock, storage: Path, **more: Any) -> NvmlSource:
@@ -261,6 +261,44 @@ async def test_a_lost_gpu_is_looked_for_again(scenario: Scenario, clock: ManualC
         assert [gpu.up for gpu in facts.gpus] == [True, True]
         assert facts.driver_version == "580.99"
         assert readers() != [first]
+    finally:
+        await nvml.close()
+
+
+async def test_a_gpu_that_comes_back(scenario: Scenario, clock: ManualClock, tmp_path: Path) -> None:
+    """A GPU that NVML does not list at its start is looked for again as well, as long as it is on the bus."""
+    root = sysfs(tmp_path / "sys", "0000:1a:00.0", "0000:2a:00.0")
+    scenario.gpus(2).without("gpu 1").write()
+    nvml = NvmlSource(clock, ProcReader(), str(tmp_path), sysfs=str(root))
+    try:
+        for _ in range(3):
+            assert len((await nvml.read()).gpus) == 1
+            clock.advance(LOST_AGAIN_SECONDS + 1)
+        scenario.lines.clear()
+        scenario.gpus(2).write()
+        assert [gpu.up for gpu in (await nvml.read()).gpus] == [True, True]
+    finally:
+        await nvml.close()
+
+
+@pytest.mark.parametrize("released", [False, True])
+async def test_a_shutdown_that_hangs(scenario: Scenario, clock: ManualClock, tmp_path: Path, released: bool) -> None:
+    """A reader that was asked to end and hangs in nvmlShutdown is killed, whatever it was to end for."""
+    scenario.gpus(2).add("error nvmlDeviceGetMemoryInfo_v2 1 15").add("delay nvmlShutdown * 3600000").write()
+    nvml = source(clock, tmp_path)
+    try:
+        await nvml.read()
+        if released:
+            nvml.release()
+        else:
+            clock.advance(LOST_AGAIN_SECONDS + 1)
+        await reason(nvml)
+        assert len(readers()) == 1
+        clock.advance(3.0)
+        await reason(nvml)
+        wait_until(lambda: not readers())
+        if not released:
+            await nvml.read()
     finally:
         await nvml.close()
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +68,32 @@ def test_a_plain_gpu(scenario: Scenario) -> None:
         [101, "graphics", 300 * MIB, 0],
         [102, "mps", 2 * GIB, 0],
     ]
+    assert reply["missing"] == 0
+
+
+def test_a_client_of_mps(scenario: Scenario) -> None:
+    """Clients are listed as compute and as MPS: they are MPS."""
+    scenario.gpus().process(100, GIB).process(100, GIB, kind="mps").write()
+    assert read_once()["gpus"][0]["processes"] == [[100, "mps", GIB, 0]]
+
+
+def test_unknown_error_on_every_call(scenario: Scenario) -> None:
+    """The device files were taken from the container (systemctl daemon-reload): the GPU is down, not well and empty."""
+    scenario.gpus(2).write()
+    with reader() as child:
+        child.read()
+        scenario.add("error * 0 999").write()
+        assert [gpu["up"] for gpu in child.read()["gpus"]] == [False, True]
+        scenario.add("error * * 999").write()
+        assert child.read()["reason"] == "driver_lost"
+
+
+def test_the_only_gpu_is_lost(scenario: Scenario, tmp_path: Path) -> None:
+    """An nvmlInit that finds its only GPU lost is a reading of no GPU, with one missing."""
+    root = sysfs(tmp_path / "sys", "0000:1a:00.0")
+    scenario.gpus().add("error nvmlInitWithFlags * 15").write()
+    reply = read_once(str(root))
+    assert (reply["gpus"], reply["missing"]) == ([], 1)
 
 
 def test_an_old_library(scenario: Scenario, old_stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +216,18 @@ def test_mig_from_inside_a_container(scenario: Scenario) -> None:
     assert instance["gaps"] == ["no_permission"]
 
 
+def test_mig_lists_every_compute_instance(scenario: Scenario) -> None:
+    """Where only the instances' own lists are open, those of all its compute instances are read."""
+    scenario.gpus().add(f"mig 0 0 1 0 {40 * GIB} {40 * MIB} {20 * GIB} 3g.40gb")
+    scenario.add(f"mig 0 1 1 1 {40 * GIB} {40 * MIB} {20 * GIB} 3g.40gb").process(100, GIB, gi=1)
+    for kind in ("Compute", "Graphics", "MPSCompute"):
+        scenario.add(f"error nvmlDeviceGet{kind}RunningProcesses_v3 parent 4")
+    scenario.write()
+    (instance,) = read_once()["gpus"][0]["instances"]
+    assert instance["processes"] == [[100, "compute", GIB, None]]
+    assert instance["gaps"] == []
+
+
 def test_insane_values(scenario: Scenario) -> None:
     """What cannot be true is absent and counted: used over total, PID 0, more than the GPU has, 101 percent."""
     scenario.gpus(2)
@@ -257,9 +296,19 @@ def test_sleeping_gpus_are_not_woken(scenario: Scenario, tmp_path: Path) -> None
         assert child.read()["reason"] == "suspended"
         assert child.fds_on(scenario.device_file) == 0
         sysfs(root, *both, suspended=both[1:])
+        # whoever touches the sleeping GPU pays a second for it
+        scenario.add("delay * 1 1000").write()
+        began = time.monotonic()
         reply = child.read()
         assert [gpu["up"] for gpu in reply["gpus"]] == [True, None]
+        assert [gpu["index"] for gpu in reply["gpus"]] == [0, None]
+        assert time.monotonic() - began < 1.0, "the sleeper was asked"
         assert child.fds_on(scenario.device_file) == 1
+        scenario.without("delay").write()
+        sysfs(root, *both)
+        reply = child.read()
+        assert [(gpu["up"], gpu["index"]) for gpu in reply["gpus"]] == [(True, 0), (True, 1)]
+        assert reply["gpus"][1]["memory"] is not None
 
 
 def test_vfio_functions_do_not_count(scenario: Scenario, tmp_path: Path) -> None:
