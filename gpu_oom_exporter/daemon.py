@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +27,13 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 FROZEN_TICKS, FROZEN_SECONDS = 10, 30.0
 """The page turns 503 when the last tick is older than the longer of the two (`design.md` §3)."""
+
+
+LATE_RATIO = 1.2
+"""A tick is due when there was none for this many periods: NVML's readings are 0.9 to 1.1 apart."""
+
+STOP_SECONDS = 1.2
+"""How long a stop waits for the sources to let go."""
 
 
 class SystemClock:
@@ -62,6 +71,8 @@ class World:
     clock: Clock
     fetch: Fetch | None = None
     release_nvml: Callable[[], None] | None = None
+    speed: float = 1.0
+    """How fast the clock runs: the demo's may be sped up."""
 
 
 def this_host(config: Config, paths: Paths) -> World:
@@ -90,19 +101,25 @@ def this_host(config: Config, paths: Paths) -> World:
 
 
 class Daemon:
-    """Ticks over *world* and serves what it concludes."""
+    """Ticks over *world* and serves what it concludes.
+
+    Reading and thinking have a thread and an event loop of their own: whatever blocks them, a hung file in /proc or
+    a bug, the web server still answers, and answers 503 once the last tick is too old.
+    """
 
     def __init__(self, world: World, config: Config, tick_seconds: float = TICK_SECONDS) -> None:
         self.world = world
         self.config = config
         self.clock = world.clock
-        self.board = Board(world.sources, world.clock)
+        self.board = Board(world.sources, world.clock, on_reading=self.tick_safely)
         self.state = State()
         self.page = Page(config.limits.series)
         self.tick_seconds = tick_seconds
         self.complete = False
         self._ticked = self.clock.mono()
         self._failing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._work: asyncio.Task[None] | None = None
 
     def tick(self, lateness_seconds: float = 0.0) -> None:
         """Think once about the newest facts; awaits nothing."""
@@ -111,52 +128,95 @@ class Daemon:
         self.complete = self.complete or snapshot.complete
         self._ticked = snapshot.mono
 
+    def tick_safely(self) -> None:
+        """Tick; one that fails is logged once and the next one tried."""
+        try:
+            self.tick(max(0.0, self.clock.mono() - self._ticked - self.tick_seconds))
+        except Exception:
+            if not self._failing:
+                log.exception("tick failed")
+            self._failing = True
+        else:
+            if self._failing:
+                log.info("tick recovered")
+            self._failing = False
+
+    async def ticks(self) -> None:
+        """Tick when no reading of NVML has done so: every reading ticks at once, so that no dip is missed."""
+        while True:
+            due = self._ticked + LATE_RATIO * self.tick_seconds
+            if self.complete and not self._failing:
+                await self.clock.sleep(max(0.05, due - self.clock.mono()))
+                if self.clock.mono() < self._ticked + LATE_RATIO * self.tick_seconds:
+                    continue
+            else:  # the first page as soon as there is one
+                await self.clock.sleep(0.1 * self.tick_seconds)
+            self.tick_safely()
+
     def latest(self) -> Latest:
         """The newest report, for the web pages."""
-        limit = max(FROZEN_TICKS * self.tick_seconds, FROZEN_SECONDS)
+        limit = max(FROZEN_TICKS * self.tick_seconds, FROZEN_SECONDS) * max(1.0, self.world.speed)
         age = self.clock.mono() - self._ticked
         return Latest(self.state.report if self.complete else None, age, limit)
 
-    async def ticks(self) -> None:
-        """Tick on schedule until cancelled; a tick that fails is logged once and the next one tried."""
-        due = self.clock.mono()
-        while True:
-            lateness = max(0.0, self.clock.mono() - due)
-            try:
-                self.tick(lateness)
-            except Exception:
-                if not self._failing:
-                    log.exception("tick failed")
-                self._failing = True
-            else:
-                if self._failing:
-                    log.info("tick recovered")
-                self._failing = False
-            now = self.clock.mono()
-            due += self.tick_seconds
-            if due <= now:  # after a pause of the machine: go on from here, do not catch up
-                due = now + self.tick_seconds
-            if not self.complete:  # the first page as soon as there is one
-                await self.clock.sleep(min(0.1, due - now))
-                due = min(due, self.clock.mono())
-            else:
-                await self.clock.sleep(due - now)
+    def release_nvml(self) -> None:
+        """Let go of the driver (SIGUSR1); safe to call from any thread."""
+        if self._loop is not None and self.world.release_nvml is not None:
+            self._loop.call_soon_threadsafe(self.world.release_nvml)
+        else:
+            log.info("there is no NVML to release")
 
     async def run(self, addresses: Sequence[str], telemetry_path: str, started: Callable[[Server], None]) -> None:
         """Listen, read, tick and serve until cancelled. Raises `ListenError` before anything else is started."""
         site = Site(self.latest, self.page, telemetry_path)
+        ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        async with Server(site, tuple(addresses)) as server:
+            threading.Thread(
+                target=self._read_and_think,
+                args=(asyncio.get_running_loop(), ended),
+                name="read and think",
+                daemon=True,
+            ).start()
+            started(server)
+            try:
+                error = await asyncio.shield(ended)
+                if error is not None:
+                    raise error
+            finally:
+                if self._loop is not None and self._work is not None and not ended.done():
+                    self._loop.call_soon_threadsafe(self._work.cancel)
+                    await asyncio.wait({ended}, timeout=STOP_SECONDS)
+
+    def _read_and_think(self, web: asyncio.AbstractEventLoop, ended: asyncio.Future[BaseException | None]) -> None:
+        error: BaseException | None = None
         try:
-            async with Server(site, tuple(addresses)) as server, asyncio.TaskGroup() as group:
+            asyncio.run(self._until_cancelled())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as err:  # noqa: BLE001 - raised again in the web loop
+            error = err
+        with contextlib.suppress(RuntimeError):  # the web loop is closed: nobody waits any more
+            web.call_soon_threadsafe(_settle, ended, error)
+
+    async def _until_cancelled(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._work = asyncio.current_task()
+        try:
+            async with asyncio.TaskGroup() as group:
                 group.create_task(self.board.run(), name="board")
                 group.create_task(self.ticks(), name="ticks")
-                started(server)
         finally:
             if self.world.fetch is not None:
                 await self.world.fetch.close()
+
+
+def _settle(ended: asyncio.Future[BaseException | None], error: BaseException | None) -> None:
+    if not ended.done():
+        ended.set_result(error)
 
 
 def simulated_host(speed: float) -> tuple[World, Config]:
     """The demo: a simulated host whose time runs *speed* times as fast, and the configuration that fits it."""
     clock = FastClock(SystemClock(), speed)
     sources, fetch = demo_sources(clock)
-    return World(sources, clock, fetch), demo_config()
+    return World(sources, clock, fetch, speed=speed), demo_config()

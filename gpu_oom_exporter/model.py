@@ -439,6 +439,7 @@ class EngineReport:
     state: EngineState
     version: str | None = None
     model_name: str | None = None
+    derived: str = ""
     up: bool = False
     expected_up: bool | None = None
     stats_enabled: bool | None = None

@@ -50,6 +50,7 @@ def judge(
                 state=state,
                 version=history.versions.get(engine.name),
                 model_name=history.models.get(engine.name),
+                derived="kv_cache_used_tokens" if any(r.kv_used_tokens is not None for r in engine.ranks) else "",
                 up=answered,
                 expected_up=(answered or state is EngineState.LOADING) if engine.declared else None,
                 stats_enabled=bool(engine.ranks) if engine.answer is Answer.OK else None,

@@ -446,10 +446,11 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "gpu_oom_engine_info",
         "gauge",
-        "Always 1. Static facts of the engine; version is its last known one.",
-        (*ENGINE, "kind", "version", "url"),
+        "Always 1. Static facts of the engine; version is its last known one, derived names the values that its page "
+        "does not tell and that were worked out from others.",
+        (*ENGINE, "kind", "version", "url", "derived"),
         PER_ENGINE,
-        lambda r: (((e.name, e.model_name or "", e.kind, e.version or "", e.url), 1.0) for e in r.engines),
+        lambda r: (((e.name, e.model_name or "", e.kind, e.version or "", e.url, e.derived), 1.0) for e in r.engines),
         "Engines",
     ),
     Metric(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -12,7 +13,7 @@ import threading
 
 from gpu_oom_exporter import __version__
 from gpu_oom_exporter.cli import OK, Misuse, load_config, logs, paths
-from gpu_oom_exporter.daemon import Daemon, World, simulated_host, this_host
+from gpu_oom_exporter.daemon import Daemon, simulated_host, this_host
 from gpu_oom_exporter.publish.web import ListenError, Server, split_address
 
 log = logging.getLogger(__name__)
@@ -58,42 +59,45 @@ def run(arguments: argparse.Namespace) -> int:
     )
     gc.freeze()  # the modules live as long as we do: the collector need not walk them every minute
     try:
-        asyncio.run(_serve(Daemon(world, config), world, addresses, path))
+        asyncio.run(_serve(Daemon(world, config), addresses, path))
     except ListenError as err:
         raise Misuse(f"{err}. Is it running already? Another address is set with --web.listen-address") from err
     log.info("stopped")
     return OK
 
 
-async def _serve(daemon: Daemon, world: World, addresses: tuple[str, ...], path: str) -> None:
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+
+
+async def _serve(daemon: Daemon, addresses: tuple[str, ...], path: str) -> None:
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
     assert main is not None
-    asked = False
+    asked = threading.Event()
 
-    def stop() -> None:
-        nonlocal asked
-        if not asked:
-            asked = True
-            last_resort = threading.Timer(LAST_RESORT_SECONDS, os._exit, (OK,))
-            last_resort.daemon = True
-            last_resort.start()
-            main.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    if world.release_nvml is not None:
-        loop.add_signal_handler(signal.SIGUSR1, world.release_nvml)
+    def watch() -> None:
+        # in a thread of its own, which nothing blocks
+        while True:
+            number = signal.sigwait(SIGNALS)
+            if number == signal.SIGUSR1:
+                daemon.release_nvml()
+            elif not asked.is_set():
+                asked.set()
+                last_resort = threading.Timer(LAST_RESORT_SECONDS, os._exit, (OK,))
+                last_resort.daemon = True
+                last_resort.start()
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(main.cancel)
 
     def started(server: Server) -> None:
         for host, port in server.bound:
             name = f"[{host}]" if ":" in host else host
             log.info("listening", extra={"url": f"http://{name}:{port}{path}"})
 
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    threading.Thread(target=watch, name="signals", daemon=True).start()
     try:
         await daemon.run(addresses, path, started)
     except asyncio.CancelledError:
-        if not asked:
+        if not asked.is_set():
             raise
-    except BaseExceptionGroup as err:
-        raise err.exceptions[0] from err

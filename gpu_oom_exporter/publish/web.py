@@ -87,7 +87,7 @@ class Site:
         if latest.report is None or latest.problem is not None:
             return _text(503, latest.problem or "")
         openmetrics = _prefers_openmetrics(request.headers.get("Accept", ""))
-        compressed = "gzip" in request.headers.get("Accept-Encoding", "")
+        compressed = _accepts_gzip(request.headers.get("Accept-Encoding", ""))
         headers = {"Content-Type": OPENMETRICS if openmetrics else TEXT, "Vary": "Accept, Accept-Encoding"}
         if compressed:
             headers["Content-Encoding"] = "gzip"
@@ -130,6 +130,14 @@ async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
 
 def _text(status: int, sentence: str) -> web.Response:
     return web.Response(status=status, text=sentence + "\n")
+
+
+def _accepts_gzip(accept: str) -> bool:
+    for part in accept.split(","):
+        coding, _, weight = part.replace(" ", "").partition(";q=")
+        if coding == "gzip":
+            return weight.strip("0.") != "" or weight == ""
+    return False
 
 
 def _prefers_openmetrics(accept: str) -> bool:
@@ -175,7 +183,12 @@ class Gate:
         for closed in [t for t in self.open if t.is_closing()]:
             del self.open[closed]
         if len(self.open) >= CONNECTIONS:
-            return False
+            # the oldest that is waiting for nothing makes room: idle connections must not lock Prometheus out
+            idle = next((t for t in self.open if not t.get_write_buffer_size()), None)
+            if idle is None:
+                return False
+            idle.abort()
+            del self.open[idle]
         self.open[transport] = 0
         return True
 

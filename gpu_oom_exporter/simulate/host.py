@@ -275,7 +275,7 @@ class SimProc(ProcReader):
         process = self._processes().get(int(pid)) if pid.isdecimal() else None
         if process is None:
             return None
-        comm, state, parent, start, argv, port = process
+        comm, state, parent, start, argv, _ = process
         match name:
             case "stat":
                 head = f"{pid} ({comm}) {state} {parent} {pid} {pid}"
@@ -293,8 +293,10 @@ class SimProc(ProcReader):
                 )
                 return f"0::{unit}\n".encode()
             case "net/tcp":
-                local = f"0100007F:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0 {pid}"
-                return f"sl\n   0: {local} 1\n".encode() if port else b"sl\n"
+                peer = "00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0"
+                ports = {owner: p[5] for owner, p in self._processes().items() if p[5]}
+                rows = [f"   0: 0100007F:{port:04X} {peer} {owner} 1\n" for owner, port in ports.items()]
+                return f"sl\n{''.join(rows)}".encode()
         return None
 
 
@@ -309,7 +311,7 @@ class SimFetch:
         """The body of *url*; nobody listens while an engine loads."""
         engine = next(e for e in ENGINES if f":{e.port}/" in url)
         if self.host.life(engine).serving < 0:
-            raise FetchError(Answer.REFUSED, "nobody listens")
+            raise FetchError(Answer.REFUSED, "nobody listens", True)
         path = url.partition(f":{engine.port}")[2]
         if path == "/version":
             return b'{"version":"0.32.0"}'

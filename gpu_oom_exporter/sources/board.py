@@ -72,17 +72,22 @@ class _Posted:
 
 
 class Board:
-    """Holds the newest facts of *sources*; `run` keeps them new, `snapshot` reads without waiting."""
+    """Holds the newest facts of *sources*; `run` keeps them new, `snapshot` reads without waiting.
+
+    *on_reading* is called after each reading of NVML, so that none is missed.
+    """
 
     def __init__(
         self,
         sources: Sequence[Source],
         clock: Clock,
         jitter: Callable[[float, float], float] = random.uniform,
+        on_reading: Callable[[], None] | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self.clock = clock
         self.jitter = jitter
+        self.on_reading = on_reading
         self._posted = {(s.name, s.key): _Posted() for s in self.sources}
 
     async def run(self) -> None:
@@ -135,6 +140,8 @@ class Board:
         posted.failing_since = posted.reason = None
         posted.facts, posted.mono = facts, now
         posted.health = Health(True, now - began, None, "", self.clock.time(), dict(posted.failures))
+        if self.on_reading is not None and isinstance(facts, NvmlFacts):
+            self.on_reading()
 
     def _fail(self, source: Source, began: float, reason: Reason, detail: str) -> None:
         posted = self._posted[source.name, source.key]

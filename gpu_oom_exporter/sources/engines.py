@@ -120,7 +120,7 @@ class HttpFetch:
                 raise FetchError(Answer.REFUSED, "nobody listens", True) from err
             raise FetchError(Answer.FAILED, f"no connection: {err.strerror or err.os_error}") from err
         except (aiohttp.ClientError, ValueError, OSError) as err:
-            hung_up = isinstance(err, aiohttp.ServerDisconnectedError | ConnectionResetError)
+            hung_up = isinstance(err, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | ConnectionError)
             raise FetchError(Answer.FAILED, f"the answer broke off: {type(err).__name__}", hung_up) from err
 
     async def close(self) -> None:
@@ -265,9 +265,9 @@ def _pool_tokens(info: Mapping[str, str], v0: bool, ranks: int) -> tuple[int | N
     `kv_cache_size_tokens` (since 0.24.0) is one rank's and right for hybrid models and context parallelism
     too; where it is not blocks × block size, usage × capacity would be wrong.
     """
-    blocks, size = _number(info.get("num_gpu_blocks")), _number(info.get("block_size"))
-    told = _number(info.get("kv_cache_size_tokens"))
-    override = _number(info.get("num_gpu_blocks_override"))
+    blocks, size = _positive(info.get("num_gpu_blocks")), _positive(info.get("block_size"))
+    told = _positive(info.get("kv_cache_size_tokens"))
+    override = _positive(info.get("num_gpu_blocks_override"))
     if told is None and (ranks > 1 or info.get("sliding_window", "None") != "None"):
         return None, None
     own = override if override is not None else (blocks / ranks if blocks is not None else None)
@@ -284,6 +284,11 @@ def _number(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and abs(value) < EXACT else None
+
+
+def _positive(text: str | None) -> float | None:
+    value = _number(text)
+    return value if value is not None and value > 0 else None
 
 
 def _within(value: float | None, low: float, high: float) -> float | None:

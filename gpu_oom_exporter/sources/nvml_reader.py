@@ -454,6 +454,7 @@ def answer(driver: Driver | None, bus: Bus) -> tuple[Driver | None, dict[str, An
 def main(argv: list[str]) -> int:
     """Serve requests from standard input until it ends. *argv* is the sysfs root."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the daemon blocks its signals, and we inherit that
     bus = Bus(argv[0] if argv else "/sys")
     driver: Driver | None = None
     out = sys.stdout

@@ -183,17 +183,31 @@ async def test_bad_requests(request_bytes: bytes) -> None:
 
 
 async def test_many_connections() -> None:
-    """More connections than the bound are refused at once; when some end there is room again."""
+    """A flood of idle connections does not lock a scraper out: the oldest idle one makes room."""
     async with serving() as url:
-        held = [await asyncio.open_connection("127.0.0.1", port_of(url)) for _ in range(web.CONNECTIONS)]
-        await asyncio.sleep(0.1)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
-        assert await ends(reader) == b""
-        writer.close()
-        for _, held_writer in held:
-            held_writer.close()
-        await asyncio.sleep(0.1)
+        held = [await asyncio.open_connection("127.0.0.1", port_of(url)) for _ in range(web.CONNECTIONS + 10)]
         assert (await get(url + "/metrics"))[0] == 200
+        assert await ends(held[0][0]) == b"", "the oldest has gone"
+        for _, writer in held:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("accept", "packed"),
+    [
+        ("gzip", True),
+        ("deflate, gzip;q=0.5", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.0", False),
+        ("", False),
+        ("br", False),
+    ],
+)
+async def test_encodings(accept: str, packed: bool) -> None:
+    """Weights count here too."""
+    async with serving() as url:
+        _, _, headers = await get(url + "/metrics", Accept_Encoding=accept)
+    assert ("Content-Encoding" in headers) is packed
 
 
 async def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

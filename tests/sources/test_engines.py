@@ -450,3 +450,91 @@ async def test_loading_is_not_down() -> None:
             child.wait()
             assert (await source.read()).server is None
             await fetch.close()
+
+
+@pytest.mark.parametrize("length", [str(10**400), "-1", "true", "2.5", '"2048"', "1e999"])
+async def test_a_context_that_cannot_be(length: str) -> None:
+    """What is no length of a context is absent: one engine's nonsense must not end up on everybody's page."""
+    models = b'{"data": [{"id": "m", "max_model_len": %s}]}' % length.encode()
+    async with server(answers({"/metrics": PAGE, "/v1/models": models})) as url:
+        assert (await poll(url)).max_model_len is None
+
+
+def test_a_page_of_eight_megabytes() -> None:
+    """Whatever it holds, a bounded part of it is parsed: at most 2,000 lines, 8 KiB each, 64 ranks."""
+    line = 'vllm:num_requests_running{engine="%d"} 1\n'
+    flood = read_page("".join(line % n for n in range(150_000)).encode(), VLLM)
+    assert len(flood.ranks) == 64
+    assert flood.rejected_lines == 148_000
+    long = read_page((line % 1 + f'vllm:num_requests_running{{engine="{"9" * 100_000}"}} 1\n').encode(), VLLM)
+    assert [rank.rank for rank in long.ranks] == ["1"]
+    assert long.rejected_lines == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:num_requests_running{engine="%s"} 1' % ("9" * 5000),
+        'vllm:cache_config_info{engine="0",num_gpu_blocks="1e300",block_size="16"} 1',
+        'vllm:num_requests_running{engine="0"} 1e308',
+        'vllm:cache_config_info{engine="0",num_gpu_blocks="-5",block_size="-16",kv_cache_size_tokens="1e30"} 1',
+    ],
+)
+def test_numbers_beyond_reason(line: str) -> None:
+    """They are absent, and the engine stays."""
+    page = read_page(f'{line}\nvllm:num_requests_waiting{{engine="0"}} 7\n'.encode(), VLLM)
+    zero = next(rank for rank in page.ranks if rank.rank == "0")
+    assert zero.waiting == 7
+    assert zero.running is None
+    assert zero.kv_capacity_tokens is None
+
+
+async def test_identity_survives_a_busy_moment(clock: ManualClock) -> None:
+    """An engine without stats that is too busy to say its version for once is still the same engine."""
+    pages = {"/metrics": (CAPTURES / "0.32-nostats.prom").read_bytes(), "/version": b'{"version":"0.32.0"}'}
+    fetch = HttpFetch()
+    async with server(answers(pages)) as url:
+        source = EngineSource(config.Engine(name="e", url=url), fetch, clock)
+        assert (await source.read()).version == "0.32.0"
+        del pages["/version"]
+        clock.advance(601.0)
+        facts = await source.read()
+        await fetch.close()
+    assert (facts.answer, facts.version) == (Answer.OK, "0.32.0")
+
+
+async def test_a_proxy_in_front_of_a_loading_engine() -> None:
+    """docker-proxy accepts and hangs up while nobody listens behind it: the engine is loading, not unreachable."""
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with server(hang_up) as url:
+        port = url.rpartition(":")[2]
+        command = [sys.executable, "-c", "import time; time.sleep(60)", "-m", "vllm.entrypoints.openai.api_server"]
+        with subprocess.Popen([*command, "--port", port]) as child:
+            wait_until(lambda: b"api_server" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
+            fetch = HttpFetch()
+            source = EngineSource(config.Engine(name="e", url=url), fetch, ManualClock(), ProcReader())
+            facts = await source.read()
+            await fetch.close()
+            child.kill()
+    assert facts.answer is Answer.FAILED
+    assert facts.server is not None
+
+
+async def test_a_change_of_answer_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Begin and end, with the reason, and nothing in between."""
+    caplog.set_level("INFO")
+    pages = {"/metrics": PAGE}
+    fetch = HttpFetch()
+    async with server(answers(pages)) as url:
+        source = EngineSource(config.Engine(name="e", url=url), fetch, ManualClock())
+        for page in (PAGE, None, None, PAGE, PAGE):
+            pages.pop("/metrics", None)
+            if page:
+                pages["/metrics"] = page
+            await source.read()
+        await fetch.close()
+    assert [vars(r)["answer"] for r in caplog.records] == ["ok", "failed", "ok"]
+    assert vars(caplog.records[1])["detail"] == "HTTP 404"

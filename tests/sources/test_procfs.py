@@ -361,3 +361,51 @@ two.kill()
     if out.startswith("False"):
         pytest.skip("this kernel gave another PID")
     assert out == "True True 61 62\n"
+
+
+def test_a_command_line_is_read_later(tmp_path: Path) -> None:
+    """A process first seen in uninterruptible sleep, as a loading engine often is, gets its command line later."""
+    write(tmp_path, 42, comm="vllm", state="D", cmdline=b"vllm\0serve\0m\0")
+    reader = Reader(str(tmp_path))
+    serves = lambda argv: "serve" in argv  # noqa: E731
+    first = reader.look(42, 0.0)
+    assert first is not None
+    assert first.argv == ()
+    assert reader.servers(serves) == []
+    write(tmp_path, 42, comm="vllm", state="S", cmdline=b"vllm\0serve\0m\0")
+    second = reader.look(42, 10.0)
+    assert second is not None
+    assert second.argv == ("vllm", "serve", "m")
+    assert [p.pid for p in reader.servers(serves)] == [42]
+
+
+def test_a_thread_that_waits_in_the_driver(tmp_path: Path) -> None:
+    """The leader sleeps well while a thread of it holds the lock: the command line is left alone."""
+    write(tmp_path, 42, state="S", cmdline=b"vllm\0serve\0")
+    (tmp_path / "42" / "task").mkdir()
+    write(tmp_path / "42" / "task", 43, state="D")
+    process = Reader(str(tmp_path)).look(42, 0.0)
+    assert process is not None
+    assert process.argv == ()
+
+
+def test_one_table_for_all_processes(tmp_path: Path) -> None:
+    """The table of a network namespace is read once a pass, however many processes share it."""
+    inodes = {42: 777, 43: 778}
+    rows = "".join(f"  0: 0100007F:{1000 + p:04X} 00000000:0000 0A 0:0 0:0 0 0 0 {i} 1\n" for p, i in inodes.items())
+    (tmp_path / "self" / "ns").mkdir(parents=True)
+    (tmp_path / "self" / "ns" / "net").symlink_to("net:[1]")
+    for pid, inode in inodes.items():
+        write(tmp_path, pid)
+        for folder in ("fd", "net", "ns"):
+            (tmp_path / str(pid) / folder).mkdir()
+        (tmp_path / str(pid) / "ns" / "net").symlink_to("net:[1]")
+        (tmp_path / str(pid) / "fd" / "3").symlink_to(f"socket:[{inode}]")
+        (tmp_path / str(pid) / "net" / "tcp").write_text(f"sl\n{rows}")
+    reader = Reader(str(tmp_path))
+    reads = []
+    plain = reader._bytes
+    reader._bytes = lambda path: (reads.append(path), plain(path))[1]  # type: ignore[method-assign,func-returns-value]
+    found = reader.families([42, 43], 0.0)
+    assert {pid: p.listening for pid, p in found.items()} == {42: {1042}, 43: {1043}}
+    assert sum(path.endswith("net/tcp") for path in reads) == 1
