@@ -293,7 +293,10 @@ def _workload(process: Process | None, containers: ContainerFacts | None) -> tup
     found = workload_of(process.cgroup) if process is not None else None
     if found is None:
         return "", NO_WORKLOAD
-    runtime, identity = found
+    return _named(*found, containers)
+
+
+def _named(runtime: str, identity: str, containers: ContainerFacts | None) -> tuple[str, Workload]:
     if runtime in ("systemd", "slurm", "lxc"):
         return label(f"{runtime}:{identity}"), NO_WORKLOAD
     known = containers.by_id.get(identity) if containers is not None else None

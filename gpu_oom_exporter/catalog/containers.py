@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 ID = r"(?P<id>[0-9a-f]{64})"
 
@@ -31,6 +32,7 @@ ROWS = (
 )
 
 
+@lru_cache(1024)  # asked several times a second about the same few cgroups
 def workload_of(cgroup: str) -> tuple[str, str] | None:
     """(runtime, id) of the container, Slurm job or systemd unit that a cgroup path names; None for a login session."""
     for row in ROWS:

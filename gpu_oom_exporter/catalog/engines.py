@@ -8,6 +8,7 @@ vLLM's names were read from the sources of 41 releases, 0.2.7 to 0.33.0, and fro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,7 @@ ADOPTERS = frozenset(
 """Commands that adopt children whose parent died, or start a server and never a worker."""
 
 
+@lru_cache(1024)  # asked several times a second about the same few processes
 def role_of(comm: str, argv: tuple[str, ...]) -> tuple[str, str] | None:
     """(engine kind, ``server``, ``child`` or ``worker``) of a process, or None when it is no engine's."""
     title = argv[0] if argv else ""

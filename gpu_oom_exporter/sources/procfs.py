@@ -18,7 +18,7 @@ from gpu_oom_exporter.model import Process
 HOST_PID_NAMESPACE = "pid:[4026531836]"
 """The initial PID namespace has a fixed inode (PROC_PID_INIT_INO in the kernel's proc_ns.h)."""
 
-ARGV_BYTES = 16384
+ARGV_BYTES = 4096
 """As much of a command line as is looked at."""
 
 READ_BYTES = 16384
