@@ -260,6 +260,10 @@ def _with_importers(place: Place, holdings: list[Holding], scene: Scene) -> list
     history.engines[place] = now
     while gone and scene.mono - gone[0].mono > IMPORTER_SECONDS:
         gone.popleft()
+    if not gone:
+        for holding in holdings:
+            history.arrived.setdefault((holding.pid, _start(holding.pid, scene.nvml)), scene.mono)
+        return holdings
     found = []
     for holding in holdings:
         arrived = history.arrived.setdefault((holding.pid, _start(holding.pid, scene.nvml)), scene.mono)

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 LISTEN = "127.0.0.1:10140"
 
+YOUNG_OBJECTS = 20_000
+"""Objects made between two young collections. A tick makes a few thousand and frees them without the collector."""
+
 LAST_RESORT_SECONDS = 1.8
 """After this a stop is forced: a name server that does not answer must not hold the next start."""
 
@@ -58,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         },
     )
     gc.freeze()  # the modules live as long as we do: the collector need not walk them every minute
+    gc.set_threshold(YOUNG_OBJECTS)
     try:
         asyncio.run(_serve(Daemon(world, config), addresses, path))
     except ListenError as err:

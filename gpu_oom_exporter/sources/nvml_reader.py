@@ -7,6 +7,7 @@ Every oddity of NVML is dealt with here: missing symbols, unsupported calls, los
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import sys
@@ -455,6 +456,8 @@ def main(argv: list[str]) -> int:
     """Serve requests from standard input until it ends. *argv* is the sysfs root."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the daemon blocks its signals, and we inherit that
+    gc.freeze()
+    gc.set_threshold(20_000)  # a reading makes a few thousand objects, which need no collector to be freed
     bus = Bus(argv[0] if argv else "/sys")
     driver: Driver | None = None
     out = sys.stdout
