@@ -75,6 +75,9 @@ class Openers:
         for name in names:
             try:
                 target = os.readlink(f"{folder}/{name}")
+            except PermissionError:
+                self.unreadable += 1
+                break
             except OSError:
                 continue
             if target.startswith(self.devices):

@@ -319,6 +319,8 @@ class Reader:
         for name in names:
             try:
                 target = self._link(f"{pid}/fd/{name}")
+            except PermissionError:
+                return None  # the list may be open to us while what it names is not
             except OSError:
                 continue
             if target.startswith("socket:["):
