@@ -118,7 +118,13 @@ class Config(Section):
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice: YAML's rule is that the last one silently wins."""
+    """SafeLoader that refuses aliases, and a key given twice: YAML's rule is that the last one silently wins."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):  # a few lines of them make gigabytes
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "aliases are not supported; write it out", mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -157,8 +163,8 @@ def parse(mapping: Mapping[Any, Any]) -> Config:
     try:
         # through JSON, so that a YAML list is a tuple while "5" stays no number
         return Config.model_validate_json(json.dumps(mapping, default=str))
-    except (ValueError, RecursionError) as err:
-        if not isinstance(err, ValidationError):  # an anchor that holds itself
+    except (ValueError, TypeError, RecursionError) as err:
+        if not isinstance(err, ValidationError):  # a key that is a date, a nest without end
             raise ConfigError([f"cannot be used: {' '.join(str(err).split())}"]) from err
         sentences = [_sentence(problem) for problem in err.errors(include_url=False)]
         raise ConfigError([line for sentence in sentences for line in sentence.splitlines()]) from err

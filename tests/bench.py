@@ -111,8 +111,12 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        process.kill()
-        process.wait()
+        process.terminate()  # it takes its reader along, also one that hangs
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def until(claim: Callable[[], object], seconds: float = 60.0) -> None:

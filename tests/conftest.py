@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -270,7 +271,14 @@ def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
     yield start
     for daemon in running:
         if daemon.process.poll() is None:
+            # a reader that hangs in the stand-in would outlive its daemon by an hour
+            readers = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
+            threads = Path(f"/proc/{daemon.process.pid}/task").glob("*/children")
+            readers += [pid for path in threads for pid in path.read_text().split()]
             daemon.process.kill()
+            for pid in set(readers):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
         daemon.process.wait(timeout=10)
 
 

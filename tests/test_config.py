@@ -46,6 +46,9 @@ ENGINE = "engines: [{name: a, url: %s}]"
         ("nvml: {}\nnvml: {}", "line 2, column 1: not valid YAML: the key 'nvml' is there twice"),
         ("a: !!python/object:os.system x", "line 1, column 4: not valid YAML: could not determine a constructor for the "
          "tag 'tag:yaml.org,2002:python/object:os.system'"),
+        ("a: &x [1]\nb: *x", "line 2, column 4: not valid YAML: aliases are not supported; write it out"),
+        ("engines: &a [*a]", "line 1, column 14: not valid YAML: aliases are not supported; write it out"),
+        ("engines: [{2020-01-01: x}]", "cannot be used: keys must be str, int, float, bool or None, not datetime.date"),
         ("1: 2", "1: a setting's name must be text"),
         ("engine: []", "engine: there is no such setting"),
         ("nvml: {period: 1}", "nvml.period: there is no such setting"),
@@ -78,6 +81,14 @@ def test_bad_files(text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_yaml(text)
     assert caught.value.problems == [problem]
+
+
+def test_a_bomb_of_aliases() -> None:
+    """Nine lines that would make gigabytes are refused at the first alias."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    with pytest.raises(ConfigError, match="aliases are not supported"):
+        parse_yaml("\n".join(lines))
 
 
 def test_every_problem_at_once() -> None:

@@ -80,8 +80,12 @@ def _inventory(
     missing = [gpu for gpu in (host.gpus if host else ()) if gpu.pci_bus_id not in listed]
     for gpu in nvml.gpus:
         place = ownership.place_of(gpu)
-        if gpu.uuid:
+        if gpu.uuid and gpu.pci_bus_id:
             history.names[gpu.pci_bus_id] = (place.gpu, gpu.uuid)
+        elif gpu.uuid and missing:  # NVML would not say where it is: one of those that seem missing
+            known = next((pci for pci in missing if pci.uuid == gpu.uuid), missing[0])
+            missing.remove(known)
+            gpu = replace(gpu, pci_bus_id=known.pci_bus_id)
         elif missing:  # NVML counts it and gives no handle; both lists are in bus order
             known = missing.pop(0)
             place = Place(place.gpu, history.names.get(known.pci_bus_id, ("", known.uuid))[1])

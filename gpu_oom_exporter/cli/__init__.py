@@ -197,6 +197,8 @@ def paths(arguments: argparse.Namespace) -> Paths:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command in *argv* and return its exit status."""
+    if sys.stdout is None:  # started with standard output closed
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
     words = list(argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "serve")
@@ -235,8 +237,18 @@ def main_and_exit() -> None:
     """The console script."""
     try:
         status = main(sys.argv[1:])
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:  # `snapshot | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _no_more_output()
         status = OK
+    except OSError as err:  # a full disk behind standard output
+        _no_more_output()
+        print(f"{PROG}: standard output: {err.strerror or err}", file=sys.stderr)
+        status = PROBLEM
     sys.exit(status)
+
+
+def _no_more_output() -> None:
+    """Let the interpreter's own flush at exit find a place."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -29,6 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
                 current = file.read()
         except FileNotFoundError:
             current = ""
+        except (OSError, ValueError) as err:
+            raise Misuse(f"{full}: {err.strerror if isinstance(err, OSError) else 'is not UTF-8 text'}") from err
         if current == content:
             continue
         stale.append(path)

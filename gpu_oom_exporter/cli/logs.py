@@ -7,6 +7,8 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
+from aiohttp.http_exceptions import HttpProcessingError
+
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -42,9 +44,15 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def _not_the_clients_fault(record: logging.LogRecord) -> bool:
+    """Whether *record* is worth a line: whoever can connect can send requests that make no sense."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
 def set_up(level: str, form: str) -> None:
     """Log to standard error from *level* on, as *form* (logfmt or json)."""
     handler = logging.StreamHandler()
     handler.setFormatter(Json() if form == "json" else Logfmt())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").addFilter(_not_the_clients_fault)

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import threading
 
@@ -19,6 +20,9 @@ from gpu_oom_exporter.publish.web import ListenError, Server, split_address
 log = logging.getLogger(__name__)
 
 LISTEN = "127.0.0.1:10140"
+
+DESCRIPTORS = 1024
+"""Enough for every connection, engine and pipe."""
 
 YOUNG_OBJECTS = 20_000
 """Objects made between two young collections. A tick makes a few thousand and frees them without the collector."""
@@ -60,17 +64,21 @@ def run(arguments: argparse.Namespace) -> int:
             "engines": ",".join(engine.name for engine in config.engines),
         },
     )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < DESCRIPTORS and (hard == resource.RLIM_INFINITY or soft < hard):
+        enough = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
     gc.freeze()  # the modules live as long as we do: the collector need not walk them every minute
     gc.set_threshold(YOUNG_OBJECTS)
     try:
         asyncio.run(_serve(Daemon(world, config), addresses, path))
     except ListenError as err:
-        raise Misuse(f"{err}. Is it running already? Another address is set with --web.listen-address") from err
+        raise Misuse(str(err)) from err
     log.info("stopped")
     return OK
 
 
-SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 
 
 async def _serve(daemon: Daemon, addresses: tuple[str, ...], path: str) -> None:

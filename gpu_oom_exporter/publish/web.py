@@ -7,6 +7,7 @@ once a whole head has arrived, bounds how many there are, and ends those whose r
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,6 +173,7 @@ class Gate:
         self.inner = inner
         self.loop = loop
         self.open: dict[asyncio.Transport, int] = {}
+        self.half_closed: set[asyncio.Transport] = set()
         self._watch = loop.call_later(STALL_SECONDS, self._end_stalled)
 
     def __call__(self) -> asyncio.Protocol:
@@ -182,6 +184,7 @@ class Gate:
         """Whether there is room for *transport*."""
         for closed in [t for t in self.open if t.is_closing()]:
             del self.open[closed]
+            self.half_closed.discard(closed)
         if len(self.open) >= CONNECTIONS:
             # the oldest that is waiting for nothing makes room: idle connections must not lock Prometheus out
             idle = next((t for t in self.open if not t.get_write_buffer_size()), None)
@@ -202,23 +205,25 @@ class Gate:
     def _end_stalled(self) -> None:
         for transport, before in list(self.open.items()):
             waiting = 0 if transport.is_closing() else transport.get_write_buffer_size()
-            if waiting and waiting == before:
+            if waiting == before and (waiting or transport in self.half_closed):
                 transport.abort()
             if transport.is_closing():
                 del self.open[transport]
+                self.half_closed.discard(transport)
             else:
                 self.open[transport] = waiting
         self._watch = self.loop.call_later(STALL_SECONDS, self._end_stalled)
 
 
 class _Head(asyncio.Protocol):
-    """Collects the head of a connection's first request, then hands the connection to aiohttp."""
+    """Collects the head of a connection's first request, then hands everything on to aiohttp's protocol."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self.buffer = bytearray()
         self.transport: asyncio.Transport | None = None
         self.deadline: asyncio.TimerHandle | None = None
+        self.inner: asyncio.Protocol | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -229,23 +234,44 @@ class _Head(asyncio.Protocol):
         self.deadline = self.gate.loop.call_later(HEAD_SECONDS, transport.abort)
 
     def data_received(self, data: bytes) -> None:
+        if self.inner is not None:
+            self.inner.data_received(data)
+            return
         if self.transport is None:
             return
-        self.buffer += data
+        # empty lines before a request are allowed, and are no request
+        self.buffer += data if self.buffer else data.lstrip(b"\r\n")
         if b"\r\n\r\n" not in self.buffer:
             if len(self.buffer) > HEAD_BYTES:
                 self.transport.abort()
             return
         if self.deadline is not None:
             self.deadline.cancel()
-        inner = self.gate.inner()
-        self.transport.set_protocol(inner)
-        inner.connection_made(self.transport)
-        inner.data_received(bytes(self.buffer))
+        self.inner = self.gate.inner()
+        self.inner.connection_made(self.transport)
+        self.inner.data_received(bytes(self.buffer))
+        self.buffer.clear()
+
+    def eof_received(self) -> bool:
+        """A client that has said everything still waits for its answer; `Gate` ends it when that is out."""
+        if self.inner is None or self.transport is None:
+            return False
+        self.gate.half_closed.add(self.transport)
+        return True
+
+    def pause_writing(self) -> None:
+        if self.inner is not None:
+            self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self.inner is not None:
+            self.inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.deadline is not None:
             self.deadline.cancel()
+        if self.inner is not None:
+            self.inner.connection_lost(exc)
 
 
 class Server:
@@ -277,9 +303,11 @@ class Server:
             host, port = split_address(address)
             try:
                 server = await loop.create_server(self._gate, host or None, port, backlog=CONNECTIONS)
-            except (OSError, OverflowError) as err:
+            except (OSError, OverflowError, UnicodeError) as err:
                 await self.__aexit__()
                 detail = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
+                if getattr(err, "errno", None) == errno.EADDRINUSE:
+                    detail += ". Is it running already? Another address is set with --web.listen-address"
                 raise ListenError(f"cannot listen on {address}: {detail}") from err
             self._servers.append(server)
             self.bound += [s.getsockname()[:2] for s in server.sockets]

@@ -10,7 +10,9 @@ import asyncio
 import json
 import logging
 import math
+import os
 import socket
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -72,7 +74,7 @@ class Fetch(Protocol):
 
 
 class HttpFetch:
-    """Fetches over HTTP with one kept connection a host."""
+    """Fetches over HTTP with kept connections, one for each engine."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
@@ -81,7 +83,8 @@ class HttpFetch:
         """The body of *url*, which must be a 200 answer of at most *limit* bytes."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit_per_host=1, ttl_dns_cache=60),
+                # each engine polls one thing at a time; a limit per host would let one that hangs starve its neighbour
+                connector=aiohttp.TCPConnector(limit_per_host=0, ttl_dns_cache=60),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=HEADERS,
                 auto_decompress=False,
@@ -240,7 +243,7 @@ def _rank(rank: str, values: Mapping[str, float], info: Mapping[str, str], v0: b
         # with several API servers the gauges do not exist before the first step: idle, not unknown
         ratio, running, waiting = 0.0, 0, 0
     capacity, used_of = _pool_tokens(info, v0, ranks)
-    override, pool = _number(info.get("num_gpu_blocks_override")), _number(info.get("kv_cache_memory_bytes"))
+    override, pool = _positive(info.get("num_gpu_blocks_override")), _positive(info.get("kv_cache_memory_bytes"))
     return EngineRank(
         rank=rank,
         kv_used_ratio=ratio,
@@ -422,11 +425,10 @@ class EngineSource:
             return None
         try:
             return self._read_file(self.engine.bearer_token_file).strip()
-        except OSError as err:
-            raise SourceError(
-                Reason.NO_PERMISSION,
-                f"engine {self.engine.name}: {self.engine.bearer_token_file}: {err.strerror}",
-            ) from err
+        except (OSError, ValueError) as err:
+            why = err.strerror if isinstance(err, OSError) else "is not UTF-8 text in a regular file"
+            name, path = self.engine.name, self.engine.bearer_token_file
+            raise SourceError(Reason.NO_PERMISSION, f"engine {name}: {path}: {why}") from err
 
     async def _identify(self, token: str | None) -> tuple[str | None, str | None, int | None]:
         """(version, model, longest context in tokens), each None when the engine does not tell."""
@@ -473,5 +475,11 @@ class EngineSource:
 
 
 def _file(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read(65536)
+    """The text of a regular file; anything else could keep us waiting for ever."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise ValueError("is no regular file")
+        return os.read(file, 65536).decode()
+    finally:
+        os.close(file)

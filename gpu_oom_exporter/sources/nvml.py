@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -45,6 +46,9 @@ LOST_AGAIN_SECONDS = 300.0
 
 END_SECONDS = 2.0
 """A reader that was asked to end has this long for nvmlShutdown; then it is killed."""
+
+NEW_GPU_SECONDS = 10.0
+"""A GPU that appears on the bus has this long to be ready before NVML is started anew for it."""
 
 LINE_BYTES = 4 * 1024 * 1024
 """A reading of 16 GPUs with 5,000 processes is under 1 MiB."""
@@ -136,7 +140,7 @@ class ReaderMemory:
             with open(self._path, "w", encoding="ascii") as file:
                 file.write(f"{pid} {its[3]} {os.getpid()} {mine[3]}\n")
         except OSError as err:
-            self._path = None
+            self.forget()
             log.warning("reader not remembered", extra={"path": self.folder, "detail": str(err)})
 
     def forget(self) -> None:
@@ -155,14 +159,14 @@ class ReaderMemory:
         for name in names:
             if not name.startswith("nvml-reader-"):
                 continue
-            try:
-                with open(f"{self.folder}/{name}", encoding="ascii", errors="replace") as file:
-                    pid, start, parent, parent_start = (int(word) for word in file.read().split())
-            except (OSError, ValueError):
+            path = f"{self.folder}/{name}"
+            words = _note(path)
+            if words is None:
                 continue
+            pid, start, parent, parent_start = words
             if not self._lives(pid, start):
                 with contextlib.suppress(OSError):
-                    os.unlink(f"{self.folder}/{name}")
+                    os.unlink(path)
             elif not self._lives(parent, parent_start):
                 return pid
         return None
@@ -170,6 +174,25 @@ class ReaderMemory:
     def _lives(self, pid: int, start: int) -> bool:
         stat = self.proc.stat(pid)
         return stat is not None and stat[3] == start and stat[1] not in "ZX"
+
+
+def _note(path: str) -> tuple[int, int, int, int] | None:
+    """The four numbers of a note; one that makes no sense (a full disk) is removed, one that is no file is left."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return None
+        pid, start, parent, parent_start = (int(word) for word in os.read(file, 256).split())
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        return None
+    finally:
+        os.close(file)
+    return pid, start, parent, parent_start
 
 
 class NvmlSource:
@@ -203,7 +226,8 @@ class NvmlSource:
         self._tries = 0
         self._not_before = float("-inf")
         self._last_error: SourceError | None = None
-        self._lost_since = float("inf")
+        self._again_at = float("inf")
+        self._missing = 2**31  # so that the first reading's missing GPUs are no news
         self._ending_since = float("inf")
         self._xids: dict[tuple[str, int], int] = {}
         self._wsl = proc.wsl()
@@ -229,13 +253,15 @@ class NvmlSource:
         if self._released or os.path.exists(self.marker):
             self._end(force=False)
             self._reap()
-            raise SourceError(Reason.RELEASED, f"NVML is released while {self.marker} exists")
+            until = "until the daemon is restarted" if self._released else f"while {self.marker} exists"
+            raise SourceError(Reason.RELEASED, f"NVML is released {until}")
         self._reap()
         if self._link is not None and self._ending:
             raise SourceError(Reason.STUCK, "the reader does not end; the driver holds it. No second one is started")
         if self._link is None:
             self._begin()
-        elif self.clock.mono() - self._lost_since > LOST_AGAIN_SECONDS:
+        elif self.clock.mono() > self._again_at:
+            self._again_at = float("inf")  # once; `_facts` sets it again while a GPU is lost
             await self._replace()
         link = self._link
         if link is None or self._ending:
@@ -305,7 +331,7 @@ class NvmlSource:
             self._back_off(error := SourceError(Reason.READER_FAILED, f"the reader does not start: {err}"))
             raise error from err
         self._ending = False
-        self._lost_since = float("inf")
+        self._again_at = float("inf")
         if isinstance(self._link, ReaderProcess):
             self.memory.remember(self._link.child.pid)
 
@@ -332,10 +358,14 @@ class NvmlSource:
             self._xids[str(uuid), int(xid)] = self._xids.get((str(uuid), int(xid)), 0) + 1
         host_pids = self.proc.host_pids()
         gpus = tuple(self._gpu_of(gpu) for gpu in reply["gpus"])
-        if reply.get("missing") or any(gpu.up is False for gpu in gpus):
-            self._lost_since = min(self._lost_since, self.clock.mono())
+        missing, now = int(reply.get("missing", 0)), self.clock.mono()
+        if missing > self._missing:  # a GPU that came to the bus: NVML sees it only when it is started anew
+            self._again_at = min(self._again_at, now + NEW_GPU_SECONDS)
+        elif missing or any(gpu.up is False for gpu in gpus):
+            self._again_at = min(self._again_at, now + LOST_AGAIN_SECONDS)
         else:
-            self._lost_since = float("inf")
+            self._again_at = float("inf")
+        self._missing = missing
         processes: dict[int, Process] = {}
         dead: frozenset[int] = frozenset()
         if host_pids:

@@ -246,6 +246,7 @@ class Device:
             return out
         if self.readings % LAYOUT_EVERY == 0:
             self._layout()
+            out.update(self.static)
         self.readings += 1
         total = memory[0] if memory and memory[0] is not None else NO_VALUE_64
         processes, gaps = self._processes(total)
@@ -372,6 +373,8 @@ class Device:
 
     def _layout(self) -> None:
         ask = self.driver.ask
+        if not (self.static["uuid"] and self.static["bus"]):
+            self._identify()
         values, code = ask(nv.nvmlDeviceGetFieldValues, self.handle, [RECOVERY_FIELD])
         self.recovery = None
         if not code and values[0].nvmlReturn == nv.NVML_SUCCESS:

@@ -167,3 +167,10 @@ def test_history_of_gone_engines_goes() -> None:
     think(engines=(engine(),))
     think(engines=())
     assert think.state.history.ranks == {}
+
+
+def test_ranks_whose_labels_collide() -> None:
+    """Two ranks that look alike once they are safe to show are one series: a page may have none twice."""
+    ranks = (EngineRank("a<", running=1), EngineRank("a>", running=2), EngineRank("x" * 100, running=3))
+    (report,) = Thinker()(engines=(engine(ranks=ranks),)).engines
+    assert [(rank.rank, rank.running) for rank in report.ranks] == [("a", 2), ("x" * 64, 3)]

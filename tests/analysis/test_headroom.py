@@ -171,3 +171,11 @@ def test_info_labels_survive_a_loss() -> None:
     think(nvml=nvml(gpu()))
     report = think(nvml=nvml(gpu(up=False, memory=None, memory_kind=MemoryKind.UNKNOWN, processes=None)))
     assert report.gpus[0].memory_kind is MemoryKind.DEDICATED
+
+
+def test_a_gpu_that_does_not_say_where_it_is() -> None:
+    """NVML has it, only its address is missing: it is the one that seems to be missing on the bus, and it is up."""
+    vague = gpu(index=1, pci_bus_id="")
+    report = Thinker()(nvml=nvml(gpu(), vague), host=HostFacts(gpus=(pci(0), pci(1))))
+    assert report.gpu_up == {PLACES[0]: True, PLACES[1]: True}
+    assert [identity.pci_bus_id for identity in report.gpus] == ["00000000:00:00.0", "00000000:01:00.0"]

@@ -171,7 +171,7 @@ def test_released_before_the_start(scenario: Scenario, start_daemon: StartDaemon
     assert daemon.value('gpu_oom_source_failures_total{reason="released",source="nvml"}')
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_stop(scenario: Scenario, start_daemon: StartDaemon, number: signal.Signals) -> None:
     """Either signal ends it cleanly in under two seconds, mid-tick or not, and takes the reader along."""
     scenario.gpus().write()
@@ -354,6 +354,36 @@ def test_logs_as_json() -> None:
         done.terminate()
     assert [line["msg"] for line in lines] == ["starting", "listening"]
     assert lines[0]["sources"] == "engines,host,nvml"
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [("snapshot --demo > /dev/full", 1), ("--config.check >&-", 0), ("snapshot --demo | head -c 1", 0)],
+)
+def test_closed_and_full_output(command: str, status: int) -> None:
+    """Standard output that is closed, full or cut off is no traceback."""
+    shell = f"set -o pipefail; {' '.join(COMMAND)} {command}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
+
+
+def test_nonsense_requests_are_not_logged(start_daemon: StartDaemon) -> None:
+    """Whoever can connect must not be able to fill the journal."""
+    daemon = start_daemon("--demo")
+    port = int(daemon.url.rpartition(":")[2])
+    before = len(daemon.log())
+    for request in (
+        b"GET\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            client.sendall(request)
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(4096):
+                pass
+    assert daemon.get()[0] == 200
+    assert len(daemon.log()) == before
 
 
 def test_snapshot_on_the_demo() -> None:

@@ -126,7 +126,7 @@ async def ends(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\nX: "])
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\nX: ", b"\r\n\r\n", b"\r\n\r\nGET /metr"])
 async def test_slow_loris(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that does not finish its request's head is closed."""
     monkeypatch.setattr(web, "HEAD_SECONDS", 0.2)
@@ -146,6 +146,28 @@ async def test_head_in_pieces() -> None:
             writer.write(bytes([byte]))
             await asyncio.sleep(0)
         assert (await ends(reader)).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+async def test_half_closed() -> None:
+    """A client that closes its side after the request still gets its answer."""
+    async with serving() as url:
+        for version in (b"1.0", b"1.1"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
+            writer.write(b"GET /metrics HTTP/%s\r\nHost: h\r\nConnection: close\r\n\r\n" % version)
+            writer.write_eof()
+            assert b"gpu_oom_build_info" in await ends(reader)
+            writer.close()
+
+
+async def test_half_closed_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that asked to keep a connection which it has closed is let go soon."""
+    monkeypatch.setattr(web, "STALL_SECONDS", 0.1)
+    async with serving() as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
+        writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: h\r\n\r\n")
+        writer.write_eof()
+        assert b"Healthy" in await ends(reader)
         writer.close()
 
 
@@ -240,6 +262,14 @@ async def test_port_in_use() -> None:
     async with serving() as url:
         with pytest.raises(ListenError, match=r"cannot listen on 127\.0\.0\.1:"):
             async with Server(Site(lambda: NEW, Page(10)), (f"127.0.0.1:{port_of(url)}",)):
+                pass
+
+
+async def test_names_that_cannot_be() -> None:
+    """A host name that no resolver takes is one sentence as well."""
+    for address in ("..:10140", f"{'x' * 64}.example:10140"):
+        with pytest.raises(ListenError, match="cannot listen on"):
+            async with Server(Site(lambda: NEW, Page(10)), (address,)):
                 pass
 
 

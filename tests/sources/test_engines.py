@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import gzip
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -388,6 +389,46 @@ async def test_token(tmp_path: Path) -> None:
             await poll(url, bearer_token_file=str(token))
 
 
+@pytest.mark.parametrize("kind", ["fifo", "binary", "folder"])
+async def test_a_token_file_that_is_none(tmp_path: Path, kind: str) -> None:
+    """A file that would keep us waiting, or is no text, is our failure with its name, at once."""
+    token = tmp_path / "token"
+    if kind == "fifo":
+        os.mkfifo(token)
+    elif kind == "binary":
+        token.write_bytes(b"\xff\xfe")
+    else:
+        token.mkdir()
+    with pytest.raises(SourceError, match="token: "):
+        await poll("http://127.0.0.1:9", bearer_token_file=str(token))
+
+
+async def test_neighbours_behind_one_address() -> None:
+    """An engine that hangs does not starve another one behind the same host and port."""
+    hold = asyncio.Event()
+
+    async def gateway(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"/slow/" in head:
+            await hold.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(PAGE), PAGE))
+        await writer.drain()
+
+    fetch = HttpFetch()
+    async with server(gateway) as url:
+        slow, fast = (
+            EngineSource(config.Engine(name=n, url=f"{url}/{n}", timeout_seconds=2), fetch, ManualClock())
+            for n in ("slow", "fast")
+        )
+        hanging = asyncio.create_task(slow.read())
+        await asyncio.sleep(0.1)
+        assert (await fast.read()).answer is Answer.OK
+        assert not hanging.done()
+        hold.set()
+        await hanging
+        await fetch.close()
+
+
 async def test_a_restarted_engine_is_asked_again() -> None:
     """Another process start time means another life: version and models are asked anew."""
     heads: list[str] = []
@@ -478,6 +519,7 @@ def test_a_page_of_eight_megabytes() -> None:
         'vllm:cache_config_info{engine="0",num_gpu_blocks="1e300",block_size="16"} 1',
         'vllm:num_requests_running{engine="0"} 1e308',
         'vllm:cache_config_info{engine="0",num_gpu_blocks="-5",block_size="-16",kv_cache_size_tokens="1e30"} 1',
+        'vllm:cache_config_info{engine="0",kv_cache_size_tokens="-100",kv_cache_memory_bytes="-5"} 1',
     ],
 )
 def test_numbers_beyond_reason(line: str) -> None:
@@ -486,7 +528,14 @@ def test_numbers_beyond_reason(line: str) -> None:
     zero = next(rank for rank in page.ranks if rank.rank == "0")
     assert zero.waiting == 7
     assert zero.running is None
-    assert zero.kv_capacity_tokens is None
+    assert (zero.kv_capacity_tokens, zero.kv_capacity_bytes) == (None, None)
+
+
+def test_one_line_of_seven_megabytes() -> None:
+    """A line that is longer than any engine writes never reaches the parser, which would take minutes."""
+    line = 'vllm:num_requests_running{engine="0",' + ",".join(f'l{n}="x"' for n in range(600_000)) + "} 1\n"
+    page = read_page(line.encode() + b'vllm:num_requests_waiting{engine="0"} 7\n', VLLM)
+    assert (page.rejected_lines, page.ranks[0].waiting) == (1, 7)
 
 
 async def test_identity_survives_a_busy_moment(clock: ManualClock) -> None:

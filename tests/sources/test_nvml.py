@@ -15,7 +15,7 @@ import pytest
 
 from gpu_oom_exporter.model import Gap, MemoryKind, Reason
 from gpu_oom_exporter.sources.board import SourceError
-from gpu_oom_exporter.sources.nvml import LOST_AGAIN_SECONDS, NvmlSource, ReaderProcess
+from gpu_oom_exporter.sources.nvml import LOST_AGAIN_SECONDS, NEW_GPU_SECONDS, NvmlSource, ReaderProcess
 from gpu_oom_exporter.sources.procfs import Reader as ProcReader
 from tests.conftest import GIB, ManualClock, Scenario, sysfs, wait_until
 
@@ -196,12 +196,13 @@ async def test_notes_of_other_daemons(clock: ManualClock, tmp_path: Path, scenar
     (tmp_path / "nvml-reader-1").write_text(f"{os.getpid()} {me[3]} {os.getpid()} {me[3]}\n")
     (tmp_path / "nvml-reader-2").write_text("4194304 12 4194304 12\n")
     (tmp_path / "nvml-reader-3").write_text("garbage\n")
+    os.mkfifo(tmp_path / "nvml-reader-4")
     nvml = source(clock, tmp_path)
     try:
         await nvml.read()
     finally:
         await nvml.close()
-    assert sorted(p.name for p in tmp_path.glob("nvml-reader-*")) == ["nvml-reader-1", "nvml-reader-3"]
+    assert sorted(p.name for p in tmp_path.glob("nvml-reader-*")) == ["nvml-reader-1", "nvml-reader-4"]
 
 
 async def test_release(scenario: Scenario, clock: ManualClock, tmp_path: Path) -> None:
@@ -276,6 +277,25 @@ async def test_a_gpu_that_comes_back(scenario: Scenario, clock: ManualClock, tmp
             clock.advance(LOST_AGAIN_SECONDS + 1)
         scenario.lines.clear()
         scenario.gpus(2).write()
+        assert [gpu.up for gpu in (await nvml.read()).gpus] == [True, True]
+    finally:
+        await nvml.close()
+
+
+async def test_a_gpu_that_joins(scenario: Scenario, clock: ManualClock, tmp_path: Path) -> None:
+    """A GPU handed back by a virtual machine is seen by NVML within seconds of appearing."""
+    both = ("0000:1a:00.0", "0000:2a:00.0")
+    root = sysfs(tmp_path / "sys", *both, vfio=both[1:])
+    scenario.gpus(2).without("gpu 1").write()
+    nvml = NvmlSource(clock, ProcReader(), str(tmp_path), sysfs=str(root))
+    try:
+        assert len((await nvml.read()).gpus) == 1
+        (root / "bus" / "pci" / "devices" / both[1] / "driver").unlink()
+        scenario.lines.clear()
+        scenario.gpus(2).write()
+        for _ in range(31):  # until the bus is listed again
+            await nvml.read()
+        clock.advance(NEW_GPU_SECONDS + 1)
         assert [gpu.up for gpu in (await nvml.read()).gpus] == [True, True]
     finally:
         await nvml.close()
