@@ -82,6 +82,9 @@ class Processes(Section):
     floor_bytes: int = Field(
         256 * 1024 * 1024, ge=0, description="A command below this has no `gpu_oom_process_vram_bytes`."
     )
+    show_pid: bool = Field(
+        False, description="One series per process, with its PID, instead of one per command (`--collect.process-pid`)."
+    )
     idle_allow: tuple[str, ...] = Field(
         (), description="Commands that may hold memory idle for hours, as shell patterns, for example `jupyter*`."
     )

@@ -464,7 +464,7 @@ class Report:
     xids: Mapping[tuple[Place, int], int] = field(default_factory=dict)
     headroom: Mapping[Place, Headroom] = field(default_factory=dict)
     ownership: Mapping[Place, Ownership] = field(default_factory=dict)
-    process_bytes: Mapping[tuple[Place, str, Workload], int] = field(default_factory=dict)
+    process_bytes: Mapping[tuple[Place, str, Workload, str], int] = field(default_factory=dict)
     engines: tuple[EngineReport, ...] = ()
     host: HostFacts | None = None
     tick_lateness_seconds: float = 0.0

@@ -65,7 +65,7 @@ def think(
         xids={(place_by_uuid[x.uuid], x.xid): x.count for x in nvml.xids if x.uuid in place_by_uuid},
         headroom=headroom.measure(nvml, snapshot.host, told, owned, history, snapshot.mono),
         ownership=owned,
-        process_bytes=ownership.by_command(owned, config.processes.floor_bytes, history),
+        process_bytes=ownership.by_command(owned, config.processes, history),
     )
     return State(report, history, nvml)
 

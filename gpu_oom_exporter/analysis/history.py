@@ -115,7 +115,7 @@ class History:
     """UUID → the last memory kind that was told: an info label does not change because a GPU is lost."""
     models: dict[str, str] = field(default_factory=dict)
     """Engine → its last known model name: a label that comes and goes would split the series of one engine."""
-    commands: set[tuple[Place, str, Workload]] = field(default_factory=set)
+    commands: set[tuple[Place, str, Workload, str]] = field(default_factory=set)
     sightings: dict[tuple[str, str, int, int], Sighting] = field(default_factory=dict)
     workers: dict[tuple[int, int], str] = field(default_factory=dict)
     """(PID, start) of a process that was seen under an API server → the engine's kind."""

@@ -403,18 +403,19 @@ def _overcommit(
 
 
 def by_command(
-    ownership: Mapping[Place, Ownership], floor_bytes: int, history: History
-) -> dict[tuple[Place, str, Workload], int]:
-    """Bytes per place, command and workload; one enters at *floor_bytes* and leaves at three quarters of it."""
-    found: dict[tuple[Place, str, Workload], int] = {}
+    ownership: Mapping[Place, Ownership], settings: Processes, history: History
+) -> dict[tuple[Place, str, Workload, str], int]:
+    """Bytes per place, command, workload and, if wanted, PID; from the floor on, down to three quarters of it."""
+    floor_bytes = settings.floor_bytes
+    found: dict[tuple[Place, str, Workload, str], int] = {}
     for place, owned in ownership.items():
-        sums: dict[tuple[str, Workload], int] = {}
+        sums: dict[tuple[str, Workload, str], int] = {}
         for holding in owned.holdings:
             if holding.comm:
-                name = (holding.comm, holding.workload)
+                name = (holding.comm, holding.workload, str(holding.pid) if settings.show_pid else "")
                 sums[name] = sums.get(name, 0) + holding.used_bytes
-        for (comm, workload), used in sums.items():
-            key = (place, comm, workload)
+        for (comm, workload, pid), used in sums.items():
+            key = (place, comm, workload, pid)
             if used >= floor_bytes or (used >= floor_bytes * KEEP_SHARE and key in history.commands):
                 found[key] = used
     history.commands = set(found)

@@ -293,12 +293,12 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "gpu_oom_process_vram_bytes",
         "gauge",
-        "Memory by command name, for commands above a floor. Never a command line; PIDs are in the JSON output.",
-        (*PLACE, "comm", *WORKLOAD),
+        "Memory by command name, for commands above a floor. Never a command line; pid with --collect.process-pid.",
+        (*PLACE, "comm", *WORKLOAD, "pid"),
         "one per GPU and command above the floor",
         lambda r: (
-            ((*_of(place), comm, workload.namespace, workload.pod, workload.container), used)
-            for (place, comm, workload), used in r.process_bytes.items()
+            ((*_of(place), comm, workload.namespace, workload.pod, workload.container, pid), used)
+            for (place, comm, workload, pid), used in r.process_bytes.items()
         ),
         "Holders",
     ),

@@ -43,6 +43,9 @@ def build_parser(environment: Mapping[str, str] | None = None) -> argparse.Argum
         help="where to serve; may be given more than once (default 127.0.0.1:10140)",
     )
     serve.add_argument("--web.telemetry-path", default="/metrics", metavar="PATH", help="where the metrics are")
+    serve.add_argument(
+        "--collect.process-pid", action="store_true", help="one series per process with its PID, instead of per command"
+    )
     _paths(serve)
     _logging(serve)
 

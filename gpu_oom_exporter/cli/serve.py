@@ -54,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         world, config = simulated_host(chosen["demo.speed"])
     else:
         world = this_host(config, paths(arguments))
+    if chosen["collect.process_pid"]:
+        config = config.model_copy(update={"processes": config.processes.model_copy(update={"show_pid": True})})
     log.info(
         "starting",
         extra={

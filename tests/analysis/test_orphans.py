@@ -86,6 +86,8 @@ ROWS: list[tuple[str, str, NvmlFacts, Cause | None, Holder]] = [
     ("14", "vLLM under its server", one(worker(ppid=10), process(10, "vllm", 400, argv=VLLM), BASH), None, Holder.ENGINE),
     ("14", "a TP worker under its server", one(worker(ppid=6, comm="VLLM::Worker_TP"), worker(6, 10), process(10, "vllm", 1, argv=VLLM)), None, Holder.ENGINE),
     ("1", "a server that still loads has no listener yet", one(worker(ppid=10), process(10, "vllm", 1, argv=VLLM, listening=frozenset())), None, Holder.ENGINE),
+    ("14", "a server in a pod with a sidecar of another container", one(worker(ppid=10, cgroup=KUBE), process(10, "vllm", 402, argv=VLLM, cgroup=KUBE, session=402), INIT, process(60, "istio-proxy", 1, session=601, remote=True)), None, Holder.ENGINE),
+    ("1", "an orphan in a pod whose sidecar talks to the world", one(worker(ppid=402, cgroup=KUBE), INIT, process(60, "istio-proxy", 1, session=601, remote=True)), Cause.ENGINE_ORPHAN, Holder.ORPHAN),
     ("1", "multi-API stack that lost its parent still serves", one(worker(), process(21, "VLLM::APIServer", 1, session=500, remote=False)), None, Holder.ENGINE),
     ("1", "the same in a container, another session", one(worker(cgroup=DOCKER), process(21, "VLLM::APIServer", 1, session=501, remote=False, cgroup=DOCKER)), None, Holder.ENGINE),
     ("1", "a zombie API server serves nobody", one(worker(), process(21, "VLLM::APIServer", 1, session=500, remote=False, state="Z")), Cause.ENGINE_ORPHAN, Holder.ORPHAN),

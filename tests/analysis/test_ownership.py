@@ -141,16 +141,16 @@ def test_commands_have_a_floor_with_hysteresis() -> None:
     shown = []
     for used in (255, 256, 200, 192, 191, 255, 300):
         facts = nvml(gpu(on_gpu(7, used * MIB)), processes=(process(7, "jupyter"),))
-        shown.append(think(nvml=facts).process_bytes.get((PLACE, "jupyter", NO_WORKLOAD), 0) // MIB)
+        shown.append(think(nvml=facts).process_bytes.get((PLACE, "jupyter", NO_WORKLOAD, ""), 0) // MIB)
     assert shown == [0, 256, 200, 192, 0, 0, 300]
     facts = nvml(gpu(on_gpu(7, 200 * MIB), on_gpu(8, 100 * MIB)), processes=(process(7, "a"), process(8, "a")))
-    assert think(nvml=facts).process_bytes == {(PLACE, "a", NO_WORKLOAD): 300 * MIB}
+    assert think(nvml=facts).process_bytes == {(PLACE, "a", NO_WORKLOAD, ""): 300 * MIB}
 
 
 def test_hostile_names() -> None:
     """A command name cannot bring control characters, markup or length into a label."""
     facts = nvml(gpu(on_gpu(7)), processes=(process(7, "a\x1b[31m<b>|\n" + "x" * 100),))
-    ((_, comm, _),) = Thinker()(nvml=facts).process_bytes
+    ((_, comm, _, _),) = Thinker()(nvml=facts).process_bytes
     assert comm == ("a[31mb" + "x" * 100)[:64]
 
 
@@ -165,3 +165,12 @@ def test_no_reading_no_holders() -> None:
     report = Thinker()(engines=(engine(answer=Answer.REFUSED),))
     assert report.ownership == {}
     assert len(report.engines) == 1
+
+
+def test_pids_when_wanted() -> None:
+    """With show_pid each process is a series of its own, and the floor is each one's."""
+    facts = nvml(
+        gpu(on_gpu(7, GIB), on_gpu(8, 2 * GIB), on_gpu(9, MIB)), processes=tuple(process(p, "a") for p in (7, 8, 9))
+    )
+    got = Thinker(processes={"show_pid": True})(nvml=facts).process_bytes
+    assert got == {(PLACE, "a", NO_WORKLOAD, "7"): GIB, (PLACE, "a", NO_WORKLOAD, "8"): 2 * GIB}

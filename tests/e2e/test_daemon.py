@@ -422,6 +422,14 @@ def test_snapshot_without_a_driver(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["health"]["nvml"]["reason"] == "no_library"
 
 
+def test_pids_on_the_page(start_daemon: StartDaemon) -> None:
+    """PIDs are labels only when asked for."""
+    assert 'pid="' not in start_daemon("--demo").get()[1]
+    assert start_daemon("--demo", "--collect.process-pid").value(
+        'gpu_oom_process_vram_bytes{UUID="GPU-5ada0000-0000-4000-8000-000000000002",comm="python3",gpu="2",pid="9120"'
+    )
+
+
 def test_demo_speed(start_daemon: StartDaemon) -> None:
     """Sixty times the speed: a minute of the simulated host passes in a second."""
     daemon = start_daemon("--demo", "--demo.speed=60")
