@@ -16,7 +16,7 @@ FREE = {
     ),
     Cause.DEFUNCT: (
         "end what keeps it: the thread or child named above, or the parent that does not collect it",
-        "gpu-oom-exporter release {pid}",
+        "gpu-oom-exporter release {pid} does so, or says whose it is",
     ),
     Cause.ENGINE_ORPHAN: ("gpu-oom-exporter release {pid}",),
     Cause.CONTAINER_GONE: ("gpu-oom-exporter release {pid}",),

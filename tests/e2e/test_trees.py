@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ from gpu_oom_exporter.model import Cause, Holder, NvmlFacts, Place
 from gpu_oom_exporter.sources.procfs import Reader as ProcReader
 from tests.analysis.facts import PLACE, Thinker, gpu, on_gpu
 from tests.conftest import COMMAND, GIB, MIB, Scenario, need, wait_until
+from tests.e2e.test_captures import build_proc
+from tests.sources.test_containers import docker
 
 pytestmark = pytest.mark.skipif(
     not ProcReader().host_pids(), reason="this machine's tests run outside the host's PID namespace: no verdicts there"
@@ -363,6 +366,68 @@ def test_holders_watch() -> None:
     assert watch.returncode == 0, err
     assert "PER MIN" in out
     assert "Traceback" not in err
+
+
+CONTAINER = "c" * 64
+
+
+def staged(
+    pid: int, comm: str, state: str = "S", ppid: int = 1, cgroup: str = "/", pending: str = "0"
+) -> dict[str, object]:
+    """One process of a made-up /proc, in a session of its own, without sockets."""
+    return {
+        "stat": f"{pid} ({comm}) {state} {ppid} {pid} {pid}{' 0' * 15} {pid}{' 0' * 30}\n",
+        "status": f"Name:\t{comm}\nUid:\t0\t0\t0\t0\nNSpid:\t{pid}\nSigPnd:\t{pending}\nShdPnd:\t0\n",
+        "cmdline": f"{comm}\0",
+        "cgroup": f"0::{cgroup}\n",
+        "net/tcp": "sl\n",
+        "stack": "[<0>] uvm_spin_loop+0x10/0x20 [nvidia_uvm]\n" if pending != "0" else "",
+        "sockets": [],
+    }
+
+
+async def test_holders_names_every_cause(scenario: Scenario, tmp_path: Path) -> None:
+    """One GPU with an orphan of every cause and a look-alike of each; what cannot be made for real is staged."""
+    shim = 4190020
+    host = {
+        4190001: staged(4190001, "VLLM::EngineCor"),
+        4190002: staged(4190002, "python3", "Z", shim),
+        4190003: staged(4190003, "python3", "D", shim, pending="100"),
+        4190004: staged(4190004, "python3", ppid=shim, cgroup=f"/system.slice/docker-{CONTAINER}.scope"),
+        4190006: staged(4190006, "VLLM::EngineCor", "T"),
+        4190007: staged(4190007, "python3", "D", shim),
+        4190008: staged(4190008, "python3", ppid=shim, cgroup=f"/system.slice/docker-{'d' * 64}.scope"),
+        shim: staged(shim, "containerd-shim"),
+    }
+    root = build_proc(tmp_path / "proc", {str(pid): files for pid, files in host.items()})
+    scenario.gpus(used=40 * GIB)
+    for pid in (*host, 4190005):
+        if pid != shim:
+            scenario.process(pid, 4 * GIB)
+    scenario.write()
+    known = json.dumps([{"Id": "d" * 64, "Names": ["/trainer"], "State": "running", "Labels": {}}])
+    async with docker(tmp_path, known.encode()) as socket:
+        command = [*COMMAND, "holders", "--output=json", "--confirm-seconds=2.5", f"--path.procfs={root}"]
+        command += [f"--path.docker-socket={socket}", f"--storage.path={tmp_path}/s", "--path.sysfs=/nonexistent"]
+        done = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        out, _ = await done.communicate()
+    assert done.returncode == 1
+    (gpu_told,) = json.loads(out)["gpus"]
+    print(json.dumps(gpu_told, indent=1))
+    told = {holder["pid"]: (holder["holder"], holder["cause"], holder["container"]) for holder in gpu_told["holders"]}
+    assert told == {
+        4190001: ("orphan", "engine_orphan", None),
+        4190002: ("orphan", "defunct", None),
+        4190003: ("orphan", "stuck", None),
+        4190004: ("orphan", "container_gone", f"docker:{CONTAINER[:12]}"),
+        4190005: ("orphan", "dead_pid", None),
+        4190006: ("suspended", None, None),
+        4190007: ("process", None, None),
+        4190008: ("process", None, "trainer"),
+        None: ("unattributed", None, None),
+    }
+    assert sum(holder["used_bytes"] for holder in gpu_told["holders"]) == 40 * GIB
+    assert all(len(holder["evidence"]) >= 2 and holder["remedy"] for holder in gpu_told["holders"] if holder["cause"])
 
 
 def test_every_cause_adds_up(scenario: Scenario, tmp_path: Path) -> None:
