@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gpu_oom_exporter.analysis import engines, headroom, ownership
+from gpu_oom_exporter.analysis import engines, headroom, orphans, ownership
 from gpu_oom_exporter.analysis.history import History
 from gpu_oom_exporter.config import Config
-from gpu_oom_exporter.model import Cause, Gpu, GpuIdentity, HostFacts, MemoryKind, NvmlFacts, Place, Report, Snapshot
+from gpu_oom_exporter.model import (
+    Cause,
+    Gpu,
+    GpuIdentity,
+    HostFacts,
+    MemoryKind,
+    NvmlFacts,
+    Ownership,
+    Place,
+    Report,
+    Snapshot,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +49,8 @@ def think(
         tick_lateness_seconds=snapshot.tick_lateness_seconds,
     )
     if nvml is None:
-        return State(report, history, None)
+        return State(replace(report, ownership=_carried(state, history)), history, None)
+    history.blind = 0
     owned = ownership.own(
         ownership.Scene(
             nvml,
@@ -68,6 +80,17 @@ def think(
         process_bytes=ownership.by_command(owned, config.processes, history),
     )
     return State(report, history, nvml)
+
+
+def _carried(state: State, history: History) -> dict[Place, Ownership]:
+    """Verdicts without a reading: they outlive a few, because an absent sample resets a Prometheus `for`."""
+    history.blind += 1
+    if state.report is None or history.blind > orphans.INCOMPLETE_READINGS:
+        return {}
+    return {
+        place: Ownership(orphaned=owned.orphaned, orphaned_contexts=owned.orphaned_contexts)
+        for place, owned in state.report.ownership.items()
+    }
 
 
 def _inventory(

@@ -129,5 +129,7 @@ class History:
     deceased: dict[Place, deque[Deceased]] = field(default_factory=dict)
     kept: dict[Place, tuple[Ownership, int]] = field(default_factory=dict)
     """The last judged ownership of a place, and how many incomplete readings it has survived."""
+    blind: int = 0
+    """How many ticks in a row had no reading of NVML."""
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
     """PCI address → (index, UUID) of every GPU that NVML has listed in this life."""

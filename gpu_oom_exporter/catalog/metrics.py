@@ -129,7 +129,8 @@ def _gaps(report: Report) -> Rows:
 
 def _fixable(report: Report) -> Rows:
     for place, owned in report.ownership.items():
-        yield _of(place), float(len(owned.gaps & FIXABLE_GAPS))
+        if owned.complete is not None:
+            yield _of(place), float(len(owned.gaps & FIXABLE_GAPS))
 
 
 def _held(report: Report) -> Rows:

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return OK
     report = asyncio.run(_look_twice(Look(world, config, seconds)))
-    if report is None or not report.ownership:
+    if report is None or not readable(report):
         return _nothing(report, arguments.output)
     places = chosen_places(report, arguments.gpu)
     opened = {} if arguments.demo else Openers(chosen["path.procfs"]).scan(0.0)
@@ -91,6 +91,12 @@ async def _look_twice(look: Look) -> Report | None:
         return await look.once()
     finally:
         await look.close()
+
+
+def readable(report: Report) -> bool:
+    """Whether NVML was read just now, and has a GPU."""
+    health = report.health.get("nvml")
+    return bool(report.ownership) and health is not None and health.ok
 
 
 def _nothing(report: Report | None, output: str) -> int:
@@ -234,7 +240,7 @@ async def _watch(look: Look, wanted: str | None) -> int:
             while True:
                 report = await look.once()
                 now = look.world.clock.mono()
-                if report is None or not report.ownership:
+                if report is None or not readable(report):
                     health = report.health.get("nvml") if report is not None else None
                     live.update(Text(f"No GPU can be read: {health.detail if health else 'none was found'}"))
                 else:

@@ -351,3 +351,15 @@ def test_ipc_importers_are_named() -> None:
     other = nvml(gpu(on_gpu(8, 11 * GIB)), processes=(process(8, "lmcache"),))
     assert think(nvml=other).ownership[PLACE].holdings[0].evidence == (), "10 % more is something else"
     assert think(4000.0, nvml=later).ownership[PLACE].holdings[0].evidence == (), "an hour later it says nothing"
+
+
+def test_a_verdict_survives_three_blind_ticks() -> None:
+    """NVML cannot be read at all: the sums live on for three ticks, and nothing else does."""
+    think = Thinker()
+    verdict(think, one(worker()), 200.0)
+    told = [think(1.0).ownership.get(PLACE) for _ in range(4)]
+    sums = [owned.orphaned[Cause.ENGINE_ORPHAN] if owned and owned.orphaned else None for owned in told]
+    assert sums == [10 * GIB, 10 * GIB, 10 * GIB, None]
+    assert told[0] is not None
+    assert (told[0].held, told[0].holdings, told[0].complete) == (None, (), None)
+    assert verdict(think, one(worker()), 0.0)[0] is Cause.ENGINE_ORPHAN, "the time under suspicion goes on"
