@@ -467,7 +467,7 @@ class EngineSource:
     def find_server(self, proc: ProcReader) -> Process | None:
         """The process whose command line serves this engine's port, the youngest if there are several."""
         launches = self.dialect.launches
-        found = proc.servers(lambda argv: launched(argv, launches) == self.port)
+        found = proc.servers(lambda argv: launched(argv, launches) == self.port, self.clock.mono())
         return max((p for p in found if p.state not in "ZX"), key=lambda p: p.start_ticks, default=None)
 
     async def close(self) -> None:

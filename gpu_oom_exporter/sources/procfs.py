@@ -23,6 +23,7 @@ ARGV_BYTES = 4096
 
 READ_BYTES = 16384
 
+SCAN_SECONDS = 4.0
 STACK_CHARACTERS = 600
 FREEZERS = 1024
 THREADS = 256
@@ -55,6 +56,8 @@ class Reader:
         self.fresh_seconds = fresh_seconds
         self._known: dict[int, _Known] = {}
         self._users: dict[int, str] = {}
+        self._scanned: list[Process] = []
+        self._scanned_at = float("-inf")
         self._pass = float("-inf")
         self._tables: dict[str, list[tuple[bytes, bytes, bytes, bytes]]] = {}
         self._freezers: dict[str, tuple[float, bool]] = {}
@@ -266,8 +269,17 @@ class Reader:
         except (IndexError, ValueError):
             return None
 
-    def servers(self, serves: Callable[[tuple[str, ...]], bool]) -> list[Process]:
-        """Every process whose command line *serves* accepts; a command line is read once per process."""
+    def servers(self, serves: Callable[[tuple[str, ...]], bool], mono: float = float("inf")) -> list[Process]:
+        """Every process whose command line *serves* accepts; a command line is read once per process.
+
+        Several engines that are down share one look at the host's processes every few seconds.
+        """
+        if not mono - self._scanned_at < SCAN_SECONDS:
+            self._scanned_at = mono
+            self._scanned = self._scan()
+        return [process for process in self._scanned if serves(process.argv)]
+
+    def _scan(self) -> list[Process]:
         found = []
         alive = set()
         for pid in self._pids():
@@ -280,7 +292,7 @@ class Reader:
             if seen is None or seen[:2] != (start, comm) or not seen[2]:
                 seen = (start, comm, self._argv(pid, state))
                 self._servers[pid] = seen
-            if serves(seen[2]):
+            if seen[2]:
                 found.append(Process(pid, start, comm, state, ppid, argv=seen[2], session=session))
         for pid in self._servers.keys() - alive:
             del self._servers[pid]

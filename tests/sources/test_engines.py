@@ -479,7 +479,8 @@ async def test_loading_is_not_down() -> None:
             wait_until(lambda: b"api_server" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
             fetch = HttpFetch()
             engine = config.Engine(name="e", url=f"http://127.0.0.1:{port}")
-            source = EngineSource(engine, fetch, ManualClock(), ProcReader())
+            clock = ManualClock()
+            source = EngineSource(engine, fetch, clock, ProcReader())
             facts = await source.read()
             assert facts.answer is Answer.REFUSED
             assert facts.server is not None
@@ -489,6 +490,7 @@ async def test_loading_is_not_down() -> None:
             assert source.period_seconds == 10.0
             child.kill()
             child.wait()
+            clock.advance(5.0)
             assert (await source.read()).server is None
             await fetch.close()
 
