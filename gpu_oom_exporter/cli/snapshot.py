@@ -47,6 +47,8 @@ class Masks:
     def apply(self, value: Any, key: str = "", parent: str = "") -> Any:
         """*value* with every text masked that is not on the allow-list."""
         if isinstance(value, dict):
+            if key == "by_id":
+                return {self.of(k): self.apply(v, k, key) for k, v in value.items()}
             return {k: self.apply(v, k, key) for k, v in value.items()}
         if isinstance(value, list):
             return [self.apply(v, key, parent) for v in value]

@@ -401,6 +401,21 @@ def test_snapshot_on_the_demo() -> None:
     assert got["nvml"]["gpus"][0]["uuid"].startswith("masked-")
 
 
+def test_snapshot_masks_containers(scenario: Scenario, tmp_path: Path) -> None:
+    """Names and ids of containers and pods are nobody's business."""
+    logs = tmp_path / "containers"
+    logs.mkdir()
+    identity = "ab" * 32
+    (logs / f"secretpod_secretns_secretname-{identity}.log").touch()
+    scenario.gpus().write()
+    done = run("snapshot", "--output=json", f"--storage.path={tmp_path}", f"--path.container-logs={logs}")
+    assert done.returncode == 0, done.stderr
+    assert "secret" not in done.stdout
+    assert identity not in done.stdout
+    (only,) = json.loads(done.stdout)["containers"]["by_id"].values()
+    assert only["pod"].startswith("masked-")
+
+
 def test_a_snapshot_replays(scenario: Scenario, tmp_path: Path) -> None:
     """The printed snapshot is a Snapshot again, and analysis reaches the same figures from it."""
     from gpu_oom_exporter.analysis import State, think
