@@ -16,6 +16,7 @@ from gpu_oom_exporter.model import (
     EngineState,
     NvmlFacts,
     Place,
+    Process,
     RankReport,
 )
 
@@ -30,7 +31,9 @@ def judge(
     reports = []
     ranks_seen = set()
     for engine in facts:
-        state = state_of(engine)
+        state = state_of(engine, history)
+        if state in (EngineState.READY, EngineState.ASLEEP, EngineState.NO_STATS) and nvml is not None:
+            history.served[engine.name] = {(p.pid, p.start_ticks) for p in _listeners(engine, nvml)}
         pids = join(engine, nvml) if nvml is not None else frozenset()
         where = _where(pids, nvml)
         known = state in (EngineState.READY, EngineState.ASLEEP)
@@ -68,16 +71,17 @@ def judge(
     return tuple(reports)
 
 
-def state_of(engine: EngineFacts) -> EngineState:
-    """The state of *engine* (`design.md` §4)."""
+def state_of(engine: EngineFacts, history: History) -> EngineState:
+    """The state of *engine* (`design.md` §4). A process that has served before and does not any more is not loading."""
     if engine.answer is Answer.OK:
         if not engine.ranks:
             return EngineState.NO_STATS
         return EngineState.ASLEEP if all(rank.asleep for rank in engine.ranks) else EngineState.READY
     if engine.answer is Answer.UNAUTHORIZED:
         return EngineState.UNAUTHORIZED
-    if engine.server is not None:  # a process is on its way to listen; a proxy in front may answer already
-        return EngineState.LOADING
+    server = engine.server
+    if server is not None and (server.pid, server.start_ticks) not in history.served.get(engine.name, ()):
+        return EngineState.LOADING  # a process is on its way to listen; a proxy in front may answer already
     return EngineState.DOWN if engine.answer is Answer.REFUSED else EngineState.UNREACHABLE
 
 
@@ -85,13 +89,20 @@ def join(engine: EngineFacts, nvml: NvmlFacts) -> frozenset[int]:
     """PIDs that hold VRAM for *engine*: those whose ancestor, or self, listens on its port or is starting to."""
     if not engine.local or not nvml.host_pids:
         return frozenset()
-    heads = {p.pid for p in nvml.processes.values() if p.listening and engine.port in p.listening}
+    heads = {p.pid for p in _listeners(engine, nvml)}
     if engine.server is not None:
         heads.add(engine.server.pid)
     if not heads:
         return frozenset()
     holders = {p.pid for gpu in nvml.gpus for _, _, processes, _ in places(gpu) for p in processes or ()}
     return frozenset(pid for pid in holders if _descends(pid, heads, nvml))
+
+
+def _listeners(engine: EngineFacts, nvml: NvmlFacts) -> list[Process]:
+    """The processes of this host that listen on *engine*'s port."""
+    if not engine.local:
+        return []
+    return [p for p in nvml.processes.values() if p.listening and engine.port in p.listening]
 
 
 def _descends(pid: int, heads: set[int], nvml: NvmlFacts) -> bool:

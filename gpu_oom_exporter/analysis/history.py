@@ -110,6 +110,8 @@ class History:
     serving: dict[Place, SlidingMin] = field(default_factory=dict)
     ranks: dict[tuple[str, str], RankHistory] = field(default_factory=dict)
     gap_readings: dict[tuple[Place, str], int] = field(default_factory=dict)
+    served: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
+    """Engine → (PID, start) of the processes that listened on its port when it last answered."""
     versions: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, MemoryKind] = field(default_factory=dict)
     """UUID → the last memory kind that was told: an info label does not change because a GPU is lost."""

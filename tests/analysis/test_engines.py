@@ -174,3 +174,17 @@ def test_ranks_whose_labels_collide() -> None:
     ranks = (EngineRank("a<", running=1), EngineRank("a>", running=2), EngineRank("x" * 100, running=3))
     (report,) = Thinker()(engines=(engine(ranks=ranks),)).engines
     assert [(rank.rank, rank.running) for rank in report.ranks] == [("a", 2), ("x" * 64, 3)]
+
+
+def test_a_server_that_has_served_is_not_loading() -> None:
+    """Its process lives and its port is closed: a hung shutdown or a dead engine, which must page as down."""
+    think = Thinker()
+    server = process(10, "vllm", listening=frozenset({8000}), argv=("vllm", "serve", "m"))
+    facts = nvml(gpu(on_gpu(11)), processes=(server, process(11, "VLLM::EngineCor", 10)))
+    think(nvml=facts, engines=(engine(),))
+    gone = engine(answer=Answer.REFUSED, server=server)
+    (report,) = think(nvml=facts, engines=(gone,)).engines
+    assert (report.state, report.expected_up) == (EngineState.DOWN, False)
+    anew = process(10, "vllm", start_ticks=99, argv=("vllm", "serve", "m"))
+    (report,) = think(nvml=facts, engines=(engine(answer=Answer.REFUSED, server=anew),)).engines
+    assert report.state is EngineState.LOADING, "another process of the same PID"
