@@ -21,6 +21,9 @@ HOST_PID_NAMESPACE = "pid:[4026531836]"
 ARGV_BYTES = 4096
 """As much of a command line as is looked at."""
 
+ARGV_LOOKS = 2
+"""How often a command line is read: it may have been seen between fork and exec, or in uninterruptible sleep."""
+
 READ_BYTES = 16384
 
 SCAN_SECONDS = 4.0
@@ -45,6 +48,7 @@ class _Known:
     ports_at: float = float("-inf")
     remote_at: float = float("-inf")
     freezer: str = ""
+    argv_looks: int = 1
 
 
 class Reader:
@@ -63,7 +67,7 @@ class Reader:
         self._freezers: dict[str, tuple[float, bool]] = {}
         self._census: dict[int, tuple[int, str]] = {}
         self._census_at = float("-inf")
-        self._servers: dict[int, tuple[int, str, tuple[str, ...]]] = {}
+        self._servers: dict[int, tuple[int, str, tuple[str, ...], int]] = {}
 
     def host_pids(self) -> bool:
         """Whether this process sees the PIDs that NVML names."""
@@ -165,8 +169,9 @@ class Reader:
             known.freezer = self._freezer(pid)
         elif known.process.state != state or known.process.ppid != ppid:
             known.process = replace(known.process, state=state, ppid=ppid)
-        if not known.process.argv and state not in "ZX":
-            argv = self._argv(pid, state)  # it was in uninterruptible sleep when it was first seen
+        if (not known.process.argv or known.argv_looks < ARGV_LOOKS) and known.looked < mono and state not in "ZX":
+            argv = self._argv(pid, state)
+            known.argv_looks += 1
             known.process = replace(known.process, argv=argv) if argv else known.process
         known.looked = mono
         # spread by PID, so that not every process is looked at anew in one reading
@@ -289,8 +294,9 @@ class Reader:
             alive.add(pid)
             comm, state, ppid, start, session = stat
             seen = self._servers.get(pid)
-            if seen is None or seen[:2] != (start, comm) or not seen[2]:
-                seen = (start, comm, self._argv(pid, state))
+            same = seen is not None and seen[:2] == (start, comm)
+            if seen is None or not same or not seen[2] or seen[3] < ARGV_LOOKS:
+                seen = (start, comm, self._argv(pid, state), seen[3] + 1 if seen is not None and same else 1)
                 self._servers[pid] = seen
             if seen[2]:
                 found.append(Process(pid, start, comm, state, ppid, argv=seen[2], session=session))

@@ -409,3 +409,24 @@ def test_one_table_for_all_processes(tmp_path: Path) -> None:
     found = reader.families([42, 43], 0.0)
     assert {pid: p.listening for pid, p in found.items()} == {42: {1042}, 43: {1043}}
     assert sum(path.endswith("net/tcp") for path in reads) == 1
+
+
+def test_a_process_seen_before_its_exec() -> None:
+    """Seen between fork and exec it has its parent's command line; the second look has its own."""
+    code = "import os, sys; sys.stdin.readline(); os.execv(sys.executable, [sys.executable, '-c', 'input()', 'vllm', 'serve'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        reader = Reader()
+        first = reader.look(child.pid, 0.0)
+        assert first is not None
+        serves = lambda argv: argv[-2:] == ("vllm", "serve")  # noqa: E731
+        assert reader.servers(serves) == []
+        child.stdin.write("\n")
+        child.stdin.flush()
+        wait_until(lambda: Path(f"/proc/{child.pid}/cmdline").read_bytes().endswith(b"serve\0"))
+        second = reader.look(child.pid, 10.0)
+        assert second is not None
+        assert (first.comm, first.start_ticks) == (second.comm, second.start_ticks)
+        assert serves(second.argv)
+        assert [p.pid for p in reader.servers(serves)] == [child.pid]
+        child.kill()
