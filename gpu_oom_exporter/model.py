@@ -449,7 +449,6 @@ class EngineReport:
     places: tuple[Place, ...] = ()
     pids: frozenset[int] = frozenset()
     budgets: Mapping[Place, int] = field(default_factory=dict)
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

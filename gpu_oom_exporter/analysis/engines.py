@@ -63,7 +63,6 @@ def judge(
                 places=tuple(where),
                 pids=pids,
                 budgets=_budgets(engine, where),
-                detail=engine.detail,
             )
         )
     for key in history.ranks.keys() - ranks_seen:

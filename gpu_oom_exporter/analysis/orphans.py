@@ -125,6 +125,8 @@ def _engine_orphan(process: Process, nvml: NvmlFacts, history: History) -> Suspi
             return None  # it works with another host (Ray, headless nodes), or we may not look
         if role is not None and role[1] == "child" and serves(relative):
             return None  # an API server that lost its parent still serves
+        if role is None and relative.listening and not _adopts(relative):
+            return None  # a server that we do not know may be the one it works for
     return Suspicion(
         Cause.ENGINE_ORPHAN,
         (

@@ -238,11 +238,18 @@ def _above_floor(holdings: list[Holding], floor: int) -> list[Holding]:
     """Verdicts of a cause that comes to less than *floor* are dropped: too small to send a person for."""
     sums = _by_cause(holdings)
     return [
-        replace(h, holder=Holder.UNATTRIBUTED if not h.comm else Holder.PROCESS, cause=None, evidence=())
+        replace(h, holder=_before_verdict(h), cause=None, evidence=())
         if h.cause is not None and sums[h.cause] < floor
         else h
         for h in holdings
     ]
+
+
+def _before_verdict(holding: Holding) -> Holder:
+    """What *holding* would be without its verdict."""
+    if holding.cause is Cause.ENGINE_ORPHAN:
+        return Holder.ENGINE
+    return Holder.PROCESS if holding.comm else Holder.UNATTRIBUTED
 
 
 def _with_importers(place: Place, holdings: list[Holding], scene: Scene) -> list[Holding]:

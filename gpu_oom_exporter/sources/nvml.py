@@ -231,6 +231,7 @@ class NvmlSource:
         self._ending_since = float("inf")
         self._xids: dict[tuple[str, int], int] = {}
         self._wsl = proc.wsl()
+        self._down: set[str] = set()
         self._answers: dict[int, tuple[Mapping[str, Any], Gpu]] = {}
 
     def release(self) -> None:
@@ -358,6 +359,7 @@ class NvmlSource:
             self._xids[str(uuid), int(xid)] = self._xids.get((str(uuid), int(xid)), 0) + 1
         host_pids = self.proc.host_pids()
         gpus = tuple(self._gpu_of(gpu) for gpu in reply["gpus"])
+        self._tell(gpus)
         missing, now = int(reply.get("missing", 0)), self.clock.mono()
         if missing > self._missing:  # a GPU that came to the bus: NVML sees it only when it is started anew
             self._again_at = min(self._again_at, now + NEW_GPU_SECONDS)
@@ -375,6 +377,15 @@ class NvmlSource:
             dead = frozenset(pid for pid in pids - processes.keys() if not self.proc.exists(pid))
         xids = tuple(XidCount(uuid, xid, count) for (uuid, xid), count in self._xids.items())
         return NvmlFacts(str(reply["driver"]), gpus, processes, host_pids, xids, reply["rejected"], dead)
+
+    def _tell(self, gpus: tuple[Gpu, ...]) -> None:
+        """Log when a GPU goes down and when it is back."""
+        down = {gpu.uuid or str(gpu.index): gpu for gpu in gpus if gpu.up is False}
+        for name in down.keys() - self._down:
+            log.warning("GPU down", extra={"gpu": down[name].index, "UUID": name, "detail": down[name].detail})
+        for name in self._down - down.keys():
+            log.info("GPU no longer down", extra={"UUID": name})
+        self._down = set(down)
 
     def _gpu_of(self, raw: Mapping[str, Any]) -> Gpu:
         """The facts about one GPU; one whose answer is the same as before is not taken apart again."""

@@ -29,8 +29,6 @@ class Openers:
     def __init__(self, root: str = "/proc", devices: tuple[str, ...] = DEVICES) -> None:
         self.root = root
         self.devices = devices
-        self.unreadable = 0
-        """Processes whose descriptors we may not see, at the last scan."""
         self._seen: dict[str, _Seen] = {}
 
     def scan(self, mono: float) -> Mapping[int, frozenset[str]]:
@@ -39,7 +37,6 @@ class Openers:
             pids = [name for name in os.listdir(self.root) if name.isdecimal()]
         except OSError:
             return {}
-        self.unreadable = 0
         seen: dict[str, _Seen] = {}
         for pid in pids:
             known = self._look(pid, mono)
@@ -55,9 +52,6 @@ class Openers:
             status = os.stat(folder)
             # the size is the count of descriptors since Linux 6.2, and 0 before
             count = status.st_size or len(os.listdir(folder))
-        except PermissionError:
-            self.unreadable += 1
-            return None
         except OSError:
             return None
         # spread by PID, so that the full looks do not fall into one scan
@@ -75,9 +69,6 @@ class Openers:
         for name in names:
             try:
                 target = os.readlink(f"{folder}/{name}")
-            except PermissionError:
-                self.unreadable += 1
-                break
             except OSError:
                 continue
             if target.startswith(self.devices):

@@ -94,6 +94,7 @@ ROWS: list[tuple[str, str, NvmlFacts, Cause | None, Holder]] = [
     ("1", "a library LLM() whose program lives", one(worker(ppid=30), process(30, "python3", 400, argv=("python3", "eval.py")), BASH), None, Holder.ENGINE),
     ("1", "a headless node: connected to another host", one(worker(remote=True)), None, Holder.ENGINE),
     ("1", "a relative is connected to another host", one(worker(), process(22, "python3", 1, session=500, remote=True)), None, Holder.ENGINE),
+    ("1", "a relative that we do not know listens", one(worker(), process(22, "python3", 1, session=500, remote=False, listening=frozenset({8000}))), None, Holder.ENGINE),
     ("1", "connections we may not look at", one(worker(remote=None)), None, Holder.ENGINE),
     ("1", "a parent we cannot see", one(worker(ppid=4711)), None, Holder.ENGINE),
     ("1", "Ray's worker", one(worker(comm="ray::RayWorkerWr", ppid=40), process(40, "raylet", 1, argv=("raylet",))), None, Holder.ENGINE),
@@ -241,6 +242,12 @@ def test_the_floor_is_per_cause() -> None:
     assert verdict(Thinker(), facts, 60.0)[0] is Cause.DEAD_PID, "2 GiB of 80: above 2 %"
     facts = nvml(gpu(on_gpu(7, small)), dead=frozenset({7}))
     assert verdict(Thinker(), facts, 60.0)[0] is None
+
+
+def test_below_the_floor_it_is_what_it_was() -> None:
+    """A small engine without its server stays an engine."""
+    small = nvml(gpu(on_gpu(7, FLOOR_BYTES // 2)), processes=(worker(),))
+    assert verdict(Thinker(), small, 600.0) == (None, Holder.ENGINE)
 
 
 def test_nothing_is_claimed_on_another_gpu() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import COMMAND, GIB, MIB, Scenario, StartDaemon, sysfs, wait_until
+from tests.conftest import COMMAND, GIB, MIB, Daemon, Scenario, StartDaemon, sysfs, wait_until
 
 GPU = [f'UUID="GPU-0000000{n}-aaaa-bbbb-cccc-dddddddddddd",gpu="{n}"' for n in range(4)]
 
@@ -207,15 +207,21 @@ if os.environ.get("BREAK_TICKS"):
 """
 
 
-def test_failing_ticks(scenario: Scenario, start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """When ticks fail, the page turns 503 after its limit rather than showing old values; it is logged once."""
-    (tmp_path / "sitecustomize.py").write_text(BREAK.replace("WHAT", "raise ZeroDivisionError('tick')"))
+def frozen_daemon(what: str, scenario: Scenario, start_daemon: StartDaemon, tmp_path: Path) -> tuple[Daemon, Path]:
+    """A daemon whose ticks do *what* until the returned file is removed, once its page has turned 503."""
+    (tmp_path / "sitecustomize.py").write_text(BREAK.replace("WHAT", what))
     flag = tmp_path / "broken"
     scenario.gpus().write()
     daemon = start_daemon(environment={"PYTHONPATH": str(tmp_path), "BREAK_TICKS": str(flag)})
     flag.touch()
     wait_until(lambda: daemon.get()[0] == 503)
     assert "Frozen" in daemon.get()[1]
+    return daemon, flag
+
+
+def test_failing_ticks(scenario: Scenario, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """When ticks fail, the page turns 503 after its limit rather than showing old values; it is logged once."""
+    daemon, flag = frozen_daemon("raise ZeroDivisionError('tick')", scenario, start_daemon, tmp_path)
     assert daemon.get("/-/healthy")[0] == 503
     assert daemon.log().count("tick failed") == 1
     flag.unlink()
@@ -225,13 +231,7 @@ def test_failing_ticks(scenario: Scenario, start_daemon: StartDaemon, tmp_path: 
 
 def test_a_blocked_tick(scenario: Scenario, start_daemon: StartDaemon, tmp_path: Path) -> None:
     """A tick that hangs for a minute blocks neither the answer, which turns 503, nor the stop."""
-    (tmp_path / "sitecustomize.py").write_text(BREAK.replace("WHAT", "time.sleep(60)"))
-    flag = tmp_path / "broken"
-    scenario.gpus().write()
-    daemon = start_daemon(environment={"PYTHONPATH": str(tmp_path), "BREAK_TICKS": str(flag)})
-    flag.touch()
-    wait_until(lambda: daemon.get()[0] == 503)
-    assert "Frozen" in daemon.get()[1]
+    daemon, _ = frozen_daemon("time.sleep(60)", scenario, start_daemon, tmp_path)
     assert daemon.stop() < 2.5
 
 

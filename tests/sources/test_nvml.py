@@ -323,6 +323,24 @@ async def test_a_shutdown_that_hangs(scenario: Scenario, clock: ManualClock, tmp
         await nvml.close()
 
 
+async def test_a_lost_gpu_is_logged_once(
+    scenario: Scenario, clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When it begins and when it ends, not at every reading."""
+    caplog.set_level("INFO")
+    scenario.gpus(2).write()
+    nvml = source(clock, tmp_path)
+    try:
+        for error in (False, True, True, False, False):
+            scenario.without("error")
+            (scenario.add("error nvmlDeviceGetMemoryInfo_v2 1 15") if error else scenario).write()
+            await nvml.read()
+    finally:
+        await nvml.close()
+    assert [record.getMessage() for record in caplog.records] == ["GPU down", "GPU no longer down"]
+    assert vars(caplog.records[0])["gpu"] == 1
+
+
 async def test_xids_add_up(scenario: Scenario, clock: ManualClock, tmp_path: Path) -> None:
     """Counts go on over the life of a reader."""
     scenario.gpus().add("event 1 0 31").write()
