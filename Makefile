@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo run test test-docker lint bench clean
+.PHONY: demo run test test-docker lint bench eval-incidents clean
 
 demo: $(VENV)/.installed  ## the daemon on a simulated host
 	$(BIN)/gpu-oom-exporter serve --demo $(ARGS)
@@ -29,6 +29,9 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev  ## cost per tick, per hour and per scrape, beside nvitop-exporter
 	$(BIN)/python -m tests.bench $(ARGS)
+
+eval-incidents: $(VENV)/.installed-dev  ## precision and recall of log classification on the corpus
+	$(BIN)/python -m tests.eval_incidents $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

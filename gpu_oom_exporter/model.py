@@ -7,7 +7,7 @@ Bytes are bytes, ratios are 0..1, `time` is unix seconds and `mono` is monotonic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -449,6 +449,27 @@ class EngineReport:
     places: tuple[Place, ...] = ()
     pids: frozenset[int] = frozenset()
     budgets: Mapping[Place, int] = field(default_factory=dict)
+
+
+Value: TypeAlias = int | float | str | bool | Sequence[int | str] | Sequence[Mapping[str, int]]
+"""A field of an incident (`docs/incidents.md` names them): bytes are bytes, texts are as printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One thing that went wrong, after de-duplication.
+
+    *line* and *offset* are where it is first seen in its stream: lines from 1, bytes from 0.
+    *engine* and *version* are empty when the log does not tell.
+    """
+
+    category: str
+    severity: str
+    fields: Mapping[str, Value]
+    line: int
+    offset: int
+    engine: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,19 @@ def build_parser(environment: Mapping[str, str] | None = None) -> argparse.Argum
     _logging(release)
     release.add_argument("--output", choices=("text", "json"), default="text", help="format of the result")
 
+    explain = commands.add_parser("explain", help="what does this log say happened, and what to do", allow_abbrev=False)
+    explain.add_argument("file", nargs="*", metavar="FILE", help="log files, also gzip; - is standard input")
+    explain.add_argument(
+        "--format",
+        choices=("auto", "plain", "docker-json", "cri", "journal", "kernel"),
+        default="auto",
+        help="how the log is wrapped; auto looks at every line",
+    )
+    explain.add_argument(
+        "--version-hint", metavar="V", help="the engine's version, for remedies, where the log does not tell it"
+    )
+    explain.add_argument("--output", choices=("text", "json"), default="text", help="format of the result")
+
     generate = commands.add_parser(
         "generate", help="write the files that follow from the catalogues", allow_abbrev=False
     )
@@ -225,6 +238,10 @@ def main(argv: Sequence[str]) -> int:
             from gpu_oom_exporter.cli import release
 
             return release.run(arguments)
+        if arguments.command == "explain":
+            from gpu_oom_exporter.cli import explain
+
+            return explain.run(arguments)
         from gpu_oom_exporter.cli import generate
 
         return generate.run(arguments)

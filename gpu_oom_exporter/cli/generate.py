@@ -15,6 +15,7 @@ def files() -> dict[str, str]:
     return {
         "docs/cli.md": _cli_page(),
         "docs/configuration.md": artifacts.configuration_page(),
+        "docs/incidents.md": artifacts.incidents_page(),
         "docs/metrics.md": artifacts.metrics_page(),
     }
 

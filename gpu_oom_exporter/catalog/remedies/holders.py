@@ -1,4 +1,4 @@
-"""What helps: one row per kind of holder or cause, and one per gap in what we can see."""
+"""What frees memory: one row per kind of holder or cause, and one per gap in what we can see."""
 
 from __future__ import annotations
 

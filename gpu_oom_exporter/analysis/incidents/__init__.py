@@ -1,0 +1,177 @@
+"""What does this log say happened? Chunks of bytes in, incidents out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpu_oom_exporter.analysis.incidents import lines
+from gpu_oom_exporter.analysis.incidents.episodes import Sighting
+from gpu_oom_exporter.analysis.incidents.folding import Folder
+from gpu_oom_exporter.analysis.incidents.lines import Format, Line, Speaker
+from gpu_oom_exporter.analysis.incidents.reading import Claim, claims
+from gpu_oom_exporter.analysis.incidents.scanning import LONGEST_BYTES, Hit, Scanner
+from gpu_oom_exporter.analysis.incidents.tracebacks import Above, look_above
+from gpu_oom_exporter.analysis.incidents.transcripts import Transcript, opens
+from gpu_oom_exporter.catalog.signatures import Role
+from gpu_oom_exporter.model import Incident
+
+__all__ = ["Classifier", "Format"]
+
+MOST_PROCESSES = 512
+"""Processes whose phase is remembered; older ones are forgotten."""
+
+MOST_PIECE_LINES = 400
+"""A split line whose end does not come within this many lines is read as far as it came."""
+
+EXCEPTION = re.compile(rb"(?:Error|Exception|OutOfResources)\b|out of memory")
+"""Lines that may have a traceback above them."""
+
+
+class Classifier:
+    """Reads one stream. Chunk boundaries do not matter; state is bounded in lines, time and bytes."""
+
+    def __init__(self, chosen: Format = Format.AUTO) -> None:
+        self.chosen = chosen
+        self.scanner = Scanner(chosen)
+        self.folder = Folder()
+        self.transcript: Transcript | None = None
+        self._phases: dict[tuple[str, int | str | None], str] = {}
+        self._pieces: dict[bytes, tuple[list[bytes], Hit]] = {}
+
+    @property
+    def low_water(self) -> int:
+        """Offset from which the stream must be read again after a restart, to lose nothing and count nothing twice."""
+        return min(offset for offset in (self.folder.low_water, self.scanner.offset) if offset is not None)
+
+    def feed(self, data: bytes) -> list[Incident]:
+        """The incidents that are over by the end of *data*."""
+        told: list[Incident] = []
+        for hit in self.scanner.feed(data):
+            told += self._read(hit)
+        return told + self.folder.expire(self.scanner.number)
+
+    def close(self) -> list[Incident]:
+        """The incidents still open, with the end of the stream as their end."""
+        told: list[Incident] = []
+        for hit in self.scanner.close():
+            told += self._read(hit)
+        for parts, hit in self._pieces.values():
+            told += self._line(lines.plain(b"".join(parts)), hit)
+        self._pieces.clear()
+        told += self.folder.close()
+        if self.transcript is not None:
+            told += self.transcript.judge()
+        return told
+
+    def _read(self, hit: Hit) -> list[Incident]:
+        raw = hit.raw
+        if self.transcript is None and self.chosen in (Format.AUTO, Format.PLAIN) and opens(raw):
+            self.transcript = Transcript()
+        if self.transcript is not None and self.transcript.take(raw, hit):
+            self.scanner.every = max(self.scanner.every, 1)
+        if self.scanner.export:
+            line = lines.export(raw)
+            return self._line(line, hit) if line is not None else []
+        whole = self._assemble(hit)
+        if whole is None:
+            return []
+        told: list[Incident] = []
+        line, at = whole
+        for text in line.text.split(b"\r") if b"\r" in line.text else (line.text,):
+            part = line if text is line.text else lines.plain(text, line.speaker, line.stamp, line.clock)
+            told += self._line(part, at)
+        return told
+
+    def _assemble(self, hit: Hit) -> tuple[Line, Hit] | None:
+        """The line of *hit*, or the whole of which it was the last piece; ``None`` while pieces are missing."""
+        part = lines.piece(hit.raw, self.chosen)
+        if part is None:
+            self._drop_stale(hit)
+            return lines.unwrap(hit.raw, self.chosen) or Line(b""), hit
+        text, more = part
+        key = b"stderr" if b"stderr" in hit.raw[:64] or b'"stderr"' in hit.raw[-160:] else b"stdout"
+        parts, first = self._pieces.pop(key, ([], hit))
+        if more:
+            if sum(map(len, parts)) < LONGEST_BYTES:
+                parts.append(text)
+            self._pieces[key] = parts, first
+            self.scanner.every = max(self.scanner.every, 1)
+            return None
+        if self._pieces:
+            self.scanner.every = max(self.scanner.every, 1)
+        if not parts:
+            return lines.unwrap(hit.raw, self.chosen) or Line(b""), hit
+        return lines.plain(b"".join((*parts, text))), first
+
+    def _drop_stale(self, hit: Hit) -> None:
+        for key, (_, first) in tuple(self._pieces.items()):
+            if hit.number - first.number > MOST_PIECE_LINES:
+                del self._pieces[key]
+        if self._pieces:
+            self.scanner.every = max(self.scanner.every, 1)
+
+    def _line(self, line: Line, hit: Hit) -> list[Incident]:
+        told: list[Incident] = []
+        for claim in claims(line):
+            role = claim.signature.role
+            if role is Role.PHASE or role is Role.START:
+                told += self._phase(line.speaker, claim)
+            else:
+                told += self.folder.add(self._sighting(line, claim, hit))
+        return told
+
+    def _phase(self, speaker: Speaker, claim: Claim) -> list[Incident]:
+        signature = claim.signature
+        version = claim.fields.get("version")
+        if signature.role is Role.START:
+            for key in [key for key in self._phases if key[0] == speaker.stream]:
+                del self._phases[key]
+            return self.folder.start(speaker.stream, signature.engine, str(version or ""))
+        if signature.engine and version:
+            self.folder.engine, self.folder.version = signature.engine, str(version)
+        if signature.phase == "runtime":  # the server is up, so every process of it serves
+            for key in [key for key in self._phases if key[0] == speaker.stream]:
+                del self._phases[key]
+        if signature.phase:
+            self._phases[_process(speaker)] = signature.phase
+            if len(self._phases) > MOST_PROCESSES:
+                del self._phases[next(iter(self._phases))]
+        return []
+
+    def _sighting(self, line: Line, claim: Claim, hit: Hit) -> Sighting:
+        speaker = line.speaker
+        standing = self._phases.get(_process(speaker)) or self._phases.get((speaker.stream, None), "")
+        seen = Sighting(claim, speaker, hit.number, hit.offset, line.clock, line.time, standing=standing)
+        needed = claim.signature.role is Role.CAUSE and EXCEPTION.search(line.text) is not None
+        if (needed and not self.folder.settled(seen)) or not line.stamp:
+            above = look_above(self._above(), speaker, traceback=needed)
+            self._note(seen, above)
+        return seen
+
+    @staticmethod
+    def _note(seen: Sighting, above: Above) -> None:
+        seen.frames = above.phases
+        if seen.time is None:
+            seen.clock, seen.time = above.clock, above.time
+        if above.speaker is not None and seen.speaker.pid is None and seen.speaker.rank is None:
+            seen.speaker.pid, seen.speaker.rank, seen.speaker.name = (
+                above.speaker.pid,
+                above.speaker.rank,
+                above.speaker.name,
+            )
+
+    def _above(self) -> Iterator[Line]:
+        """The messages above the last hit, the nearest first."""
+        for raw in self.scanner.before(300):
+            if self.scanner.export:
+                if raw.startswith(b"MESSAGE="):
+                    yield lines.plain(raw[8:])
+            else:
+                line = lines.unwrap(raw[:8192], self.chosen)
+                if line is not None:
+                    yield line
+
+
+def _process(speaker: Speaker) -> tuple[str, int | str | None]:
+    return speaker.stream, speaker.pid if speaker.pid is not None else speaker.rank
