@@ -122,7 +122,8 @@ _WORD = (
 _DIGIT = (
     re.compile(rb"(?P<iso>" + _ISO + rb") std(?:out|err) [PF] "),
     re.compile(
-        rb"(?P<iso>\d{4}-\d\d-\d\dT\S{8,30}) [\w.-]{1,253} " + _TAG
+        rb"(?P<iso>\d{4}-\d\d-\d\dT\S{8,30}) [\w.-]{1,253} "
+        rb"(?P<tag>kernel|[\w./@()-]{1,80}(?=\[))(?:\[(?P<tagpid>\d+)\])?: ?"
     ),
     re.compile(rb"(?P<iso>" + _ISO + rb")\s+"),
     re.compile(rb"\d+\.\d\d\.\d{3}\.\d{3} (?P<llama>[DIWE]) +(?:(?:srv|slot|cmn|que|main) +)?"),

@@ -90,7 +90,12 @@ def claims(line: Line) -> list[Claim]:
             if match is None or not own_voice(line, match.start()):
                 continue
             alarms = compiled.signature.role in (Role.CAUSE, Role.CONSEQUENCE, Role.RETRY)
-            if quiet and alarms and ERROR_KEY.search(text[: match.start()]) is None:
+            if (
+                quiet
+                and alarms
+                and not compiled.signature.any_level
+                and ERROR_KEY.search(text[: match.start()]) is None
+            ):
                 continue
             found.append(Claim(compiled.signature, read_fields(compiled, match)))
     return found

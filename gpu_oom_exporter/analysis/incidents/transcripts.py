@@ -80,6 +80,7 @@ class Seen:
     samples: list[tuple[float, int]] = field(default_factory=list)
     sampled_pid: int | None = None
     idle: bool = False
+    stopped: bool = False  # somebody ended a container just now
 
 
 class Transcript:
@@ -100,7 +101,7 @@ class Transcript:
     def judge(self) -> list[Incident]:
         """What the session shows, the most specific first; usually nothing or one."""
         seen = read(self.lines)
-        for verdict in (_stuck, _leak, _zombie, _mps, _orphan, _importer, _idle, _hidden, _display):
+        for verdict in (_stuck, _leak, _mps, _zombie, _orphan, _importer, _idle, _hidden, _display):
             if (found := verdict(seen)) is not None:
                 category, fields = found
                 hit = self.hit or Hit(b"", 1, 0)
@@ -159,6 +160,8 @@ def _note_command(seen: Seen, command: str) -> None:
         seen.killed.add(int(match[1]))
     if re.match(r"(?:docker|podman|crictl) ps", command):
         seen.containers = set()
+    if re.match(r"(?:docker|podman|crictl) (?:rm|stop|kill)|kubectl delete", command):
+        seen.stopped = True
 
 
 def _note_csv(seen: Seen, columns: tuple[str, ...], text: str) -> None:
@@ -199,7 +202,8 @@ def _note_other(seen: Seen, command: str, text: str) -> None:
     if (match := re.search(r"/proc/(\d+)\b", command)) is not None:
         pid = int(match[1])
         if _GONE.search(text):
-            seen.gone.add(pid)
+            named = re.search(r"/proc/(\d+)\b", text)
+            seen.gone.add(int(named[1]) if named else pid)
         elif "stack" in command and _STACK.search(text):
             seen.stuck.add(pid)
         elif "cgroup" in command and (container := _CONTAINER_ID.search(text)) is not None:
@@ -271,8 +275,8 @@ def _mps(seen: Seen) -> Verdict | None:
     server = next((row for row in seen.rows if MPS_SERVER in row.name), None)
     if server is None:
         return None
-    clients = [row for row in seen.rows if row.kind.startswith("M") and row is not server]
-    if clients and not any(row.pid in seen.gone for row in clients):
+    others = [row for row in seen.rows if row is not server and row.pid != server.pid]
+    if others and not any(row.pid in seen.gone for row in others):
         return None
     return "mps_server_holder", {"gpu": server.gpu, "pid": server.pid}
 
@@ -313,7 +317,7 @@ def _importer(seen: Seen) -> Verdict | None:
     engines = [
         row for row in seen.rows if row not in importers and _ENGINE.search(row.name) and row.pid not in seen.gone
     ]
-    if not importers or engines or not (seen.gone or seen.containers is not None or seen.killed):
+    if not importers or engines or not (seen.gone or seen.containers is not None or seen.killed or seen.stopped):
         return None
     worst = max(importers, key=lambda row: row.used_bytes)
     return "ipc_handle_holder", {"gpu": worst.gpu, "pid": worst.pid, "used_bytes": worst.used_bytes}

@@ -24,7 +24,7 @@ QUOTING = re.compile(
     rb"received request|generated response|(?:generate|embedding)reqinput|<\|user|<\|im_start|messages?[\"']? ?[:=] ?\["
     rb"|[\"']?\b(?:prompts?|content|inputs?|input_text|text|quer(?:y|ies)|question|user|outputs?|answer|completion"
     rb"|response|instruction|transcript|comment|title|subject)[\"']? ?[:=] ?|\bprompts?\b"
-    rb"|\"(?:get|post|put|head|patch|delete|options) /?|\b(?:get|post) /|\bgrep\b|\becho\b|\bcurl\b|^[$>#] "
+    rb"|\"(?:get|post|put|head|patch|delete|options) /?|\bgrep\b|\becho\b|\bcurl\b|^[$>#] "
     rb"|\btest_\w|\b(?:avoid|prevent|faq|e\.g\.|such as|for example|how to|hint:|tip:|in case of)\b"
     rb"|\b(?:if|when) you (?:see|get|hit|encounter|run)|\b(?:may|can|could|might) (?:cause|lead|result|fail)"
     rb"|\bsee (?:the|section|also)\b",
@@ -94,16 +94,16 @@ def own_words(text: bytes) -> bytes | None:
         return None
     said = [
         record[key]
-        for key in ("message", "msg", "error", "err", "exception", "exc_info", "event", "stack")
+        for key in ("logger", "message", "msg", "error", "err", "exception", "exc_info", "event", "stack")
         if key in record
     ]
-    return "\n".join(text for value in said for text in _texts(value)).encode()
+    return " ".join(text for value in said for text in _texts(value)).encode()
 
 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for key in ("message", "error", "detail", "type"):
+        for key in ("logger", "message", "error", "detail", "type"):
             if key in value:
                 yield from _texts(value[key])

@@ -190,6 +190,7 @@ AROUND = (
             anchor=anchor,
             pattern=pattern,
             category=category,
+            any_level=True,
             examples=(example,),
         )
         for name, category, anchor, pattern, example in (
@@ -197,7 +198,12 @@ AROUND = (
             ("nginx_no_live", "proxy_upstream_not_ready", "no live upstreams while connecting", r"no live upstreams while connecting to upstream.*upstream: \"(?P<upstream>[^\"]+)\"", '2026/03/01 10:11:12 [error] 29#29: *105 no live upstreams while connecting to upstream, client: 10.0.0.9, server: _, request: "POST /v1/completions HTTP/1.1", upstream: "http://llm/v1/completions", host: "llm.example"'),
             ("nginx_closed", "proxy_upstream_died", "upstream prematurely closed connection", r"upstream prematurely closed connection.*upstream: \"(?P<upstream>[^\"]+)\"", '2026/03/01 10:40:02 [error] 29#29: *331 upstream prematurely closed connection while reading response header from upstream, client: 10.0.0.9, server: _, request: "POST /v1/completions HTTP/1.1", upstream: "http://172.18.0.3:8000/v1/completions", host: "llm.example"'),
             ("nginx_reset", "proxy_upstream_died", "Connection reset by peer) while reading", r"recv\(\) failed \(104: Connection reset by peer\) while reading .*upstream.*upstream: \"(?P<upstream>[^\"]+)\"", '2026/03/01 10:40:02 [error] 29#29: *332 recv() failed (104: Connection reset by peer) while reading response header from upstream, client: 10.0.0.9, server: _, request: "POST /v1/completions HTTP/1.1", upstream: "http://172.18.0.3:8000/v1/completions", host: "llm.example"'),
-            ("caddy_refused", "proxy_upstream_not_ready", "connect: connection refused", r"(?:reverse_proxy|Bad Gateway|http\.log\.error).*dial tcp (?P<upstream>[\w.:\[\]-]+): connect: connection refused", "level=debug msg=\"502 Bad Gateway\" error=\"dial tcp 10.0.0.5:8000: connect: connection refused\""),
+            ("go_refused", "proxy_upstream_not_ready", "connect: connection refused", r"(?:reverse_proxy|Bad Gateway|http\.log\.error).*dial tcp (?P<upstream>[\w.:\[\]-]+): connect: connection refused", "level=debug msg=\"'502 Bad Gateway' caused by: dial tcp 10.0.0.5:8000: connect: connection refused\""),
+            ("traefik_eof", "proxy_upstream_died", "Bad Gateway", r"502 Bad Gateway' caused by: (?:EOF|read tcp .*connection reset by peer)", "level=debug msg=\"'502 Bad Gateway' caused by: EOF\""),
+            ("haproxy_down", "proxy_upstream_not_ready", " is DOWN, reason: Layer4", r"Server \S+ is DOWN, reason: Layer4 connection problem", '[WARNING]  (301) : Server vllm_pool/vllm2 is DOWN, reason: Layer4 connection problem, info: "Connection refused", check duration: 0ms.'),
+            ("envoy_failure", "proxy_upstream_not_ready", "before headers. ", r"upstream connect error or disconnect/reset before headers\. .*(?:connection failure|Connection refused)", "upstream connect error or disconnect/reset before headers. reset reason: remote connection failure, transport failure reason: delayed connect error: Connection refused"),
+            ("envoy_termination", "proxy_upstream_died", "before headers. ", r"upstream connect error or disconnect/reset before headers\. .*connection termination", "upstream connect error or disconnect/reset before headers. reset reason: connection termination"),
+            ("apache_refused", "proxy_upstream_not_ready", "(111)Connection refused", r"\(111\)Connection refused: AH00957: \w+: attempt to connect to (?P<upstream>\S+)", "[proxy:error] [pid 7] (111)Connection refused: AH00957: HTTP: attempt to connect to 127.0.0.1:8000 (127.0.0.1) failed"),
             ("ssh_publickey", "ssh_publickey_denied", "Permission denied (", r"(?:^|[ \"'])(?:[^\s@\"']+@)?(?P<host>[\w.:-]+): Permission denied \([^)]*publickey", "ubuntu@203.0.113.7: Permission denied (publickey)."),
         )
     ),

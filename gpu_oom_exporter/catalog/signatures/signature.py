@@ -34,7 +34,7 @@ class Signature:
     *category* names a row of `categories.CATEGORIES`; *by* picks it by the value of a field instead.
     *phase* says what the process was doing, *engine* which program prints this and no other.
     A DETAIL belongs to incidents of the family of *category*, or of those in *also*.
-    *weak* fields give way to those of other lines; *echo* names a category beside which the line says nothing new.
+    *weak* fields give way to those of other lines; *any_level* lines count at level INFO and DEBUG, too; *echo* names a category beside which the line says nothing new.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Signature:
     units: Mapping[str, str] = field(default_factory=dict)
     by: tuple[str, Mapping[str, str], str] | None = None
     weak: bool = False
+    any_level: bool = False
     echo: str = ""
     examples: tuple[str, ...] = ()
     near_misses: tuple[str, ...] = ()
