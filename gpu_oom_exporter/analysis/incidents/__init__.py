@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 
 from gpu_oom_exporter.analysis.incidents import lines
-from gpu_oom_exporter.analysis.incidents.episodes import Sighting
+from gpu_oom_exporter.analysis.incidents.episodes import WINDOW_LINES, Sighting
 from gpu_oom_exporter.analysis.incidents.folding import Folder
 from gpu_oom_exporter.analysis.incidents.lines import Format, Line, Speaker
 from gpu_oom_exporter.analysis.incidents.reading import Claim, claims
 from gpu_oom_exporter.analysis.incidents.scanning import LONGEST_BYTES, Hit, Scanner
-from gpu_oom_exporter.analysis.incidents.tracebacks import Above, look_above
+from gpu_oom_exporter.analysis.incidents.tracebacks import STAMP_LINES, Above, look_above
 from gpu_oom_exporter.analysis.incidents.transcripts import Transcript, opens
 from gpu_oom_exporter.catalog.signatures import Role
 from gpu_oom_exporter.model import Incident
@@ -36,7 +36,8 @@ class Classifier:
         self.scanner = Scanner(chosen)
         self.folder = Folder()
         self.transcript: Transcript | None = None
-        self._phases: dict[tuple[str, int | str | None], str] = {}
+        self._phases: dict[tuple[str, int | str | None], tuple[str, int]] = {}
+        self._moment: tuple[int, str, float | None] = (-STAMP_LINES - 1, "", None)
         self._pieces: dict[bytes, tuple[list[bytes], Hit]] = {}
 
     @property
@@ -88,7 +89,10 @@ class Classifier:
         part = lines.piece(hit.raw, self.chosen)
         if part is None:
             self._drop_stale(hit)
-            return lines.unwrap(hit.raw, self.chosen) or Line(b""), hit
+            line = lines.unwrap(hit.raw, self.chosen)
+            if hit.head and line.speaker == Speaker():
+                line.speaker = lines.plain(hit.head.partition(b"\r")[0]).speaker
+            return line, hit
         text, more = part
         key = b"stderr" if b"stderr" in hit.raw[:64] or b'"stderr"' in hit.raw[-160:] else b"stdout"
         parts, first = self._pieces.pop(key, ([], hit))
@@ -101,7 +105,7 @@ class Classifier:
         if self._pieces:
             self.scanner.every = max(self.scanner.every, 1)
         if not parts:
-            return lines.unwrap(hit.raw, self.chosen) or Line(b""), hit
+            return lines.unwrap(hit.raw, self.chosen), hit
         return lines.plain(b"".join((*parts, text))), first
 
     def _drop_stale(self, hit: Hit) -> None:
@@ -116,12 +120,12 @@ class Classifier:
         for claim in claims(line):
             role = claim.signature.role
             if role is Role.PHASE or role is Role.START:
-                told += self._phase(line.speaker, claim)
+                told += self._phase(line.speaker, claim, hit.number)
             else:
                 told += self.folder.add(self._sighting(line, claim, hit))
         return told
 
-    def _phase(self, speaker: Speaker, claim: Claim) -> list[Incident]:
+    def _phase(self, speaker: Speaker, claim: Claim, number: int) -> list[Incident]:
         signature = claim.signature
         version = claim.fields.get("version")
         if signature.role is Role.START:
@@ -134,19 +138,27 @@ class Classifier:
             for key in [key for key in self._phases if key[0] == speaker.stream]:
                 del self._phases[key]
         if signature.phase:
-            self._phases[_process(speaker)] = signature.phase
+            self._phases[_process(speaker)] = signature.phase, number
             if len(self._phases) > MOST_PROCESSES:
                 del self._phases[next(iter(self._phases))]
         return []
 
     def _sighting(self, line: Line, claim: Claim, hit: Hit) -> Sighting:
         speaker = line.speaker
-        standing = self._phases.get(_process(speaker)) or self._phases.get((speaker.stream, None), "")
+        unknown = ("", hit.number)
+        standing, since = self._phases.get(_process(speaker)) or self._phases.get((speaker.stream, None), unknown)
+        if hit.number - since > WINDOW_LINES and standing != "runtime":
+            standing = ""
         seen = Sighting(claim, speaker, hit.number, hit.offset, line.clock, line.time, standing=standing)
         needed = claim.signature.role is Role.CAUSE and EXCEPTION.search(line.text) is not None
-        if (needed and not self.folder.settled(seen)) or not line.stamp:
-            above = look_above(self._above(), speaker, traceback=needed)
-            self._note(seen, above)
+        needed = needed and self.scanner.frames_above and not self.folder.settled(seen)
+        if line.stamp:
+            self._moment = hit.number, line.clock, seen.time
+        elif hit.number - self._moment[0] <= STAMP_LINES:
+            seen.clock, seen.time = self._moment[1:]
+        if needed or not seen.clock:
+            self._note(seen, look_above(self._above(), speaker, traceback=needed))
+            self._moment = hit.number, seen.clock, seen.time
         return seen
 
     @staticmethod
@@ -168,9 +180,7 @@ class Classifier:
                 if raw.startswith(b"MESSAGE="):
                     yield lines.plain(raw[8:])
             else:
-                line = lines.unwrap(raw[:8192], self.chosen)
-                if line is not None:
-                    yield line
+                yield lines.unwrap(raw[:8192], self.chosen)
 
 
 def _process(speaker: Speaker) -> tuple[str, int | str | None]:

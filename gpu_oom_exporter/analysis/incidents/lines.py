@@ -112,10 +112,10 @@ _WORD = (
     re.compile(
         rb"(?P<syslog>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) [\w.-]{1,253} " + _TAG
     ),
-    re.compile(rb"(?P<klog>[IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]{1,120}:\d+\] ?"),
+    re.compile(rb"(?P<letter>[IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]{1,120}:\d+\] ?"),
     re.compile(rb"time=\S{1,60} level=(?P<level>[A-Za-z]+) "),
     re.compile(rb"(?P<stream>[A-Za-z0-9][\w.-]{0,120}) *\| "),
-    re.compile(rb"(?P<ncclhost>[\w.-]{1,120}):(?P<ncclpid>\d+):\d+ \[\d+\] "),
+    re.compile(rb"[\w.-]{1,120}:(?P<ncclpid>\d+):\d+ \[\d+\] "),
     re.compile(rb"(?P<tag>systemd|systemd-oomd|earlyoom|dockerd|kubelet|kernel)(?:\[\d+\])?: "),
     re.compile(rb"E {3}(?=\S)"),
 )  # fmt: skip
@@ -126,9 +126,12 @@ _DIGIT = (
         rb"(?P<tag>kernel|[\w./@()-]{1,80}(?=\[))(?:\[(?P<tagpid>\d+)\])?: ?"
     ),
     re.compile(rb"(?P<iso>" + _ISO + rb")\s+"),
-    re.compile(rb"\d+\.\d\d\.\d{3}\.\d{3} (?P<llama>[DIWE]) +(?:(?:srv|slot|cmn|que|main) +)?"),
+    re.compile(rb"\d+\.\d\d\.\d{3}\.\d{3} (?P<letter>[DIWE]) +(?:(?:srv|slot|cmn|que|main) +)?"),
     re.compile(rb"\d+,\d+,(?P<usec>\d+),[^;]{0,40};"),
 )  # fmt: skip
+CLOCKS = frozenset({"boot", "usec", "iso", "vllm", "syslog"})
+"""Kinds of time stamp; only stamps of one kind can be compared."""
+
 _LETTER_LEVELS = {b"D": "DEBUG", b"I": "INFO", b"W": "WARNING", b"E": "ERROR", b"F": "CRITICAL"}
 RELAY = re.compile(rb"(?:\w{1,60}(?:::\w{1,60}){1,8}|text_generation_launcher): ")
 """Rust programs that pass a worker's lines on: the level is the relay's, not the line's."""
@@ -177,37 +180,35 @@ def _take_prefix(text: bytes, line: Line) -> int:
 
 def _note(found: dict[str, bytes | Any], line: Line) -> None:
     speaker = line.speaker
-    if (name := found.get("name")) is not None:
-        speaker.name = name.decode()
-    if (pid := found.get("pid")) is not None:
-        speaker.pid = int(pid)
-    if (pid := found.get("ncclpid")) is not None and speaker.pid is None:
-        speaker.pid = int(pid)
-    if (rank := found.get("rank")) is not None:
-        speaker.rank = int(rank)
-    if ranks := found.get("ranks"):
-        speaker.rank = ranks.decode().strip()
-    if stream := found.get("stream"):
-        speaker.stream = stream.decode("utf-8", "replace")
-    if level := found.get("level"):
-        speaker.level = level.decode().upper()
-    if letter := found.get("klog") or found.get("llama"):
-        speaker.level = _LETTER_LEVELS[letter]
-    if tag := found.get("tag"):
-        speaker.program = tag.decode()
-        if (tagpid := found.get("tagpid")) is not None and speaker.program not in REPORTERS:
-            speaker.reporter_pid = int(tagpid)
-    for clock in ("boot", "usec", "iso", "vllm", "syslog"):
-        # the outermost stamp counts: only wrappers stamp every line
-        if not line.stamp and (stamp := found.get(clock)):
-            line.stamp, line.clock = stamp, clock
+    for name, value in found.items():
+        if value is None:
+            continue
+        if name in CLOCKS:
+            # the outermost stamp counts: only wrappers stamp every line
+            if not line.stamp:
+                line.stamp, line.clock = value, name
+        elif name == "level":
+            speaker.level = value.decode().upper()
+        elif name == "pid" or (name == "ncclpid" and speaker.pid is None):
+            speaker.pid = int(value)
+        elif name == "name":
+            speaker.name = value.decode()
+        elif name == "rank":
+            speaker.rank = int(value)
+        elif name == "ranks":
+            speaker.rank = value.decode().strip()
+        elif name == "stream":
+            speaker.stream = value.decode("utf-8", "replace")
+        elif name == "letter":
+            speaker.level = _LETTER_LEVELS[value]
+        elif name == "tag":
+            speaker.program = value.decode()
+        elif name == "tagpid" and speaker.program not in REPORTERS:
+            speaker.reporter_pid = int(value)
 
 
-def unwrap(raw: bytes, chosen: Format = Format.AUTO) -> Line | None:
-    """The message of one raw line, whichever wrapper it has of those that *chosen* allows.
-
-    ``None`` for a piece of a longer line (docker's 16 KiB pieces, CRI's ``P``): see `pieces`.
-    """
+def unwrap(raw: bytes, chosen: Format = Format.AUTO) -> Line:
+    """The message of one raw line, whichever wrapper it has of those that *chosen* allows."""
     if chosen in (Format.AUTO, Format.DOCKER_JSON, Format.JOURNAL) and raw[:1] == b"{":
         record = _record(raw)
         if record is not None:
@@ -284,7 +285,7 @@ def _bytes(value: Any) -> bytes:
     return b""
 
 
-LEAP_YEAR = "2000 "
+LEAP_YEAR = 2000
 """Stands in where a stamp has no year, so that 29 February exists."""
 
 
@@ -297,9 +298,9 @@ def seconds(stamp: bytes, clock: str) -> float | None:
         if clock == "usec":
             return int(text) / 1e6
         if clock == "vllm":
-            return datetime.strptime(LEAP_YEAR + text, "%Y %m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+            return datetime.fromisoformat(f"{LEAP_YEAR}-{text}").replace(tzinfo=UTC).timestamp()
         if clock == "syslog":
-            return datetime.strptime(LEAP_YEAR + text, "%Y %b %d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+            return datetime.strptime(f"{LEAP_YEAR} {text}", "%Y %b %d %H:%M:%S").replace(tzinfo=UTC).timestamp()
         if clock == "iso":
             return datetime.fromisoformat(text[:19]).replace(tzinfo=UTC).timestamp()
     except (ValueError, OverflowError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import re2
@@ -71,34 +72,40 @@ def _anchor_set() -> tuple[Any, list[list[_Compiled]]]:
 
 ANCHOR_SET, BY_ANCHOR = _anchor_set()
 
+REMEMBERED_BYTES = 4096
+"""Longer messages are not remembered, which bounds the memory for it."""
 
-def claims(line: Line) -> list[Claim]:
+
+def claims(line: Line) -> tuple[Claim, ...]:
     """Every signature that *line* matches in the program's own voice."""
-    text = line.text
-    indexes = ANCHOR_SET.Match(b" " * line.indent + text if line.indent > 16 else text)
+    read = _remembered if len(line.text) <= REMEMBERED_BYTES else _claims
+    return read(line.text, line.indent, line.speaker.level in ("INFO", "DEBUG", "TRACE"))
+
+
+def _claims(text: bytes, indent: int, quiet: bool) -> tuple[Claim, ...]:
+    indexes = ANCHOR_SET.Match(b" " * indent + text if indent > 16 else text)
     if not indexes:
-        return []
+        return ()
     if text[:1] == b"{":
         own = own_words(text)
         if own is not text:
-            return claims(Line(own, line.speaker, 0, line.stamp, line.clock)) if own is not None else []
-    quiet = line.speaker.level in ("INFO", "DEBUG", "TRACE")
+            return _claims(own, 0, quiet) if own is not None else ()
     found = []
     for index in indexes:
         for compiled in BY_ANCHOR[index]:
+            signature = compiled.signature
             match = compiled.pattern.search(text)
-            if match is None or not own_voice(line, match.start()):
+            if match is None or not own_voice(text, indent, match.start()):
                 continue
-            alarms = compiled.signature.role in (Role.CAUSE, Role.CONSEQUENCE, Role.RETRY)
-            if (
-                quiet
-                and alarms
-                and not compiled.signature.any_level
-                and ERROR_KEY.search(text[: match.start()]) is None
-            ):
+            alarms = signature.role in (Role.CAUSE, Role.CONSEQUENCE, Role.RETRY)
+            if quiet and alarms and not signature.any_level and ERROR_KEY.search(text[: match.start()]) is None:
                 continue
-            found.append(Claim(compiled.signature, read_fields(compiled, match)))
-    return found
+            found.append(Claim(signature, read_fields(compiled, match)))
+    return tuple(found)
+
+
+_remembered = lru_cache(maxsize=256)(_claims)
+"""An error that repeats is read once: storms print the same message with another time."""
 
 
 def read_fields(compiled: _Compiled, match: Any) -> dict[str, Value]:

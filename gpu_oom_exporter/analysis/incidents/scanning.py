@@ -25,6 +25,9 @@ LONGEST_BYTES = 524288
 END_BYTES = 65536
 """How much of an overlong line's head and tail is read."""
 
+HEAD_BYTES = 512
+"""How much of the beginning of a progress bar's line is kept: its prefix says whose it is."""
+
 ANCHORS = tuple(dict.fromkeys(s.anchor.encode() for s in SIGNATURES))
 
 PREFILTER = re2.compile(
@@ -42,11 +45,15 @@ PREFILTER = re2.compile(
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One raw line (or one record of a journal export); *number* counts from 1, *offset* from byte 0."""
+    """One raw line, one segment of a progress bar, or one record of a journal export.
+
+    *number* counts from 1, *offset* from byte 0; *head* is how the line of a segment begins.
+    """
 
     raw: bytes
     number: int
     offset: int
+    head: bytes = b""
 
 
 class Scanner:
@@ -115,7 +122,7 @@ class Scanner:
         while at < len(whole):
             if self.every > 0:
                 self.every -= 1
-                start, end = at, whole.find(b"\n", at)
+                start, end, line = at, whole.find(b"\n", at), at
                 end = len(whole) if end < 0 else end
                 number += whole.count(b"\n", counted, start)
                 counted, at = start, end + 1
@@ -124,7 +131,7 @@ class Scanner:
                 if match is None:
                     break
                 found, after = match.span()
-                start, end = self._bounds(whole, found, after, base)
+                start, end, line = self._bounds(whole, found, after, base)
                 number += whole.count(b"\n", counted, found if self.export else start)
                 counted, at = (found if self.export else start), max(end, after) + 1
             self._start = start
@@ -133,24 +140,31 @@ class Scanner:
                 raw = _ends(raw)
                 if PREFILTER.search(raw) is None:
                     continue
-            yield Hit(raw, number + 1, self.offset + start - base)
+            head = whole[line : min(start, line + HEAD_BYTES)] if line < start else b""
+            yield Hit(raw, number + 1, self.offset + start - base, head)
         self.number += block.count(b"\n")
         self.offset += length
         self._past = whole[-PAST_BYTES:]
         self._whole = b""
 
-    def _bounds(self, whole: bytes, found: int, after: int, base: int) -> tuple[int, int]:
-        """Where the line, the progress bar's segment or the record around a match begins and ends."""
+    def _bounds(self, whole: bytes, found: int, after: int, base: int) -> tuple[int, int, int]:
+        """Where the line, bar segment or record around a match begins and ends, and where its line begins."""
         record = self._end_of_record
         start = whole.rfind(record, base, found)
         start = base if start < 0 else start + len(record)
         end = whole.find(record, after)
         end = len(whole) if end < 0 else end
+        line = start
         if not self.export:
             start = max(start, whole.rfind(b"\r", start, found) + 1)
             segment = whole.find(b"\r", after, end)
             end = segment if segment >= 0 else end
-        return start, end
+        return start, end, line
+
+    @property
+    def frames_above(self) -> bool:
+        """Whether a traceback can stand above the last hit."""
+        return self._whole.rfind(b"File ", max(0, self._start - PAST_BYTES), self._start) >= 0
 
     def before(self, most: int) -> Iterator[bytes]:
         """The raw lines before the last hit, the nearest first, at most *most* of them and of `PAST_BYTES`."""

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gpu_oom_exporter.analysis.incidents.lines import Line
-
 CODE = re.compile(
     rb"(?:raise|return|assert|if|elif|else|except|while|for|with|import|from|def|class|throw|case|catch)\b|[})#]|//"
     rb"|(?:logger|logging|log|print|warnings|self|console)\b[.(]"
@@ -46,10 +44,9 @@ LEAD_BYTES = 4096
 """How much of what stands before a message is looked at."""
 
 
-def own_voice(line: Line, start: int) -> bool:
-    """Whether what begins at *start* of the line's text is said by the program, not quoted, advised or source code."""
-    text = line.text
-    if line.indent >= 4 and CODE.match(text) is not None:
+def own_voice(text: bytes, indent: int, start: int) -> bool:
+    """Whether what begins at *start* of *text* is said by the program, not quoted, advised or source code."""
+    if indent >= 4 and CODE.match(text) is not None:
         return False
     if start == 0:
         return True
