@@ -24,6 +24,9 @@ MOST_PROCESSES = 512
 MOST_PIECE_LINES = 400
 """A split line whose end does not come within this many lines is read as far as it came."""
 
+MOST_LINES_ABOVE = 300
+"""How many lines above an exception are looked at for its traceback."""
+
 EXCEPTION = re.compile(rb"(?:Error|Exception|OutOfResources)\b|out of memory")
 """Lines that may have a traceback above them."""
 
@@ -104,9 +107,10 @@ class Classifier:
             return None
         if self._pieces:
             self.scanner.every = max(self.scanner.every, 1)
+        last = lines.unwrap(hit.raw, self.chosen)
         if not parts:
-            return lines.unwrap(hit.raw, self.chosen), hit
-        return lines.plain(b"".join((*parts, text))), first
+            return last, hit
+        return lines.plain(b"".join((*parts, text)), None, last.stamp, last.clock), first
 
     def _drop_stale(self, hit: Hit) -> None:
         for key, (_, first) in tuple(self._pieces.items()):
@@ -151,13 +155,15 @@ class Classifier:
             standing = ""
         seen = Sighting(claim, speaker, hit.number, hit.offset, line.clock, line.time, standing=standing)
         needed = claim.signature.role is Role.CAUSE and EXCEPTION.search(line.text) is not None
-        needed = needed and self.scanner.frames_above and not self.folder.settled(seen)
+        needed = needed and self.scanner.frames_above(hit) and not self.folder.settled(seen)
+        timeless = not line.stamp and hit.number - self._moment[0] > STAMP_LINES
         if line.stamp:
             self._moment = hit.number, line.clock, seen.time
-        elif hit.number - self._moment[0] <= STAMP_LINES:
+        elif not timeless:
             seen.clock, seen.time = self._moment[1:]
-        if needed or not seen.clock:
-            self._note(seen, look_above(self._above(), speaker, traceback=needed))
+        if needed or timeless:
+            self._note(seen, look_above(self._above(hit), speaker, traceback=needed))
+        if timeless:
             self._moment = hit.number, seen.clock, seen.time
         return seen
 
@@ -173,9 +179,9 @@ class Classifier:
                 above.speaker.name,
             )
 
-    def _above(self) -> Iterator[Line]:
-        """The messages above the last hit, the nearest first."""
-        for raw in self.scanner.before(300):
+    def _above(self, hit: Hit) -> Iterator[Line]:
+        """The messages above *hit*, the nearest first."""
+        for raw in self.scanner.before(hit, MOST_LINES_ABOVE):
             if self.scanner.export:
                 if raw.startswith(b"MESSAGE="):
                     yield lines.plain(raw[8:])

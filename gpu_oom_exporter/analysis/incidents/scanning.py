@@ -16,8 +16,8 @@ from gpu_oom_exporter.analysis.incidents.lines import Format
 from gpu_oom_exporter.catalog.signatures import SIGNATURES
 from gpu_oom_exporter.catalog.transcripts import OPENER
 
-PAST_BYTES = 65536
-"""How far back a traceback may begin; vLLM's deepest ones are about 20 KiB with prefixes."""
+PAST_BYTES = 131072
+"""How far back a traceback may begin: vLLM's deepest are about 20 KiB, five times that in journald's byte arrays."""
 
 LONGEST_BYTES = 524288
 """A longer line is read at its head and tail only: docker splits at 16 KiB, journald at 48 KiB."""
@@ -68,7 +68,6 @@ class Scanner:
         self._lost = 0  # bytes dropped from the middle of the overlong line in `_carry`
         self._past = b""
         self._whole = b""
-        self._start = 0
 
     @property
     def _end_of_record(self) -> bytes:
@@ -134,7 +133,6 @@ class Scanner:
                 start, end, line = self._bounds(whole, found, after, base)
                 number += whole.count(b"\n", counted, found if self.export else start)
                 counted, at = (found if self.export else start), max(end, after) + 1
-            self._start = start
             raw = whole[start:end]
             if len(raw) > LONGEST_BYTES:
                 raw = _ends(raw)
@@ -161,15 +159,20 @@ class Scanner:
             end = segment if segment >= 0 else end
         return start, end, line
 
-    @property
-    def frames_above(self) -> bool:
-        """Whether a traceback can stand above the last hit."""
-        return self._whole.rfind(b"File ", max(0, self._start - PAST_BYTES), self._start) >= 0
+    def _place(self, hit: Hit) -> int:
+        """Where *hit* begins in the text at hand, of this block and of the past."""
+        return max(0, len(self._past) + hit.offset - self.offset)
 
-    def before(self, most: int) -> Iterator[bytes]:
-        """The raw lines before the last hit, the nearest first, at most *most* of them and of `PAST_BYTES`."""
-        end = self._start - 1
-        floor = max(0, self._start - PAST_BYTES)
+    def frames_above(self, hit: Hit) -> bool:
+        """Whether a traceback can stand above *hit*."""
+        start = self._place(hit)
+        past = max(0, start - PAST_BYTES), start
+        return self._whole.rfind(b"File ", *past) >= 0 or self._whole.rfind(b'"MESSAGE"', *past) >= 0
+
+    def before(self, hit: Hit, most: int) -> Iterator[bytes]:
+        """The raw lines before *hit*, the nearest first, at most *most* of them and of `PAST_BYTES`."""
+        start = self._place(hit)
+        end, floor = start - 1, max(0, start - PAST_BYTES)
         for _ in range(most):
             if end <= floor:
                 return

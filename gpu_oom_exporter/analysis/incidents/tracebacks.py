@@ -12,8 +12,11 @@ from gpu_oom_exporter.analysis.incidents.lines import Line, Speaker
 from gpu_oom_exporter.catalog.signatures import FRAMES
 
 MOST_FRAMES = 200
-MOST_STRAY = 6
+MOST_STRAY = 100
 """Lines of other writers without a prefix that may stand inside a traceback."""
+
+OTHER_END = re.compile(rb"[\w.]{0,200}(?:Error|Exception|Interrupt|Exit|Resources)\b(?::|\(|$)")
+"""The last line of another traceback: what stands above it belongs to that one."""
 
 STAMP_LINES = 20
 """How far up a line without a time borrows one."""
@@ -53,6 +56,8 @@ def look_above(above: Iterator[Line], speaker: Speaker, traceback: bool) -> Abov
             break
         if line.text.startswith(b'File "'):
             frames.append(line.text)
+        elif line.indent < 4 and OTHER_END.match(line.text) is not None:
+            break
         elif line.indent < 4 and NOISE.match(line.text) is None:
             stray += 1
         if stray > MOST_STRAY or len(frames) > MOST_FRAMES:
