@@ -20,7 +20,7 @@ _COMMANDS = (
     r"curl ",
     r"compute apps",
 )
-OPENER = r"(?:[\w.@:~/-]*[#$] (?:sudo )?(?:" + "|".join(_COMMANDS) + r")|\| NVIDIA-SMI \d)"
+OPENER = r"(?:[\w.@:~/-]*[#$] (?:\w+: )?(?:sudo )?(?:" + "|".join(_COMMANDS) + r")|\| NVIDIA-SMI \d)"
 """How the line looks that opens a session: a prompt and a command, or nvidia-smi's own head; google-re2 and re."""
 
 ENGINE_PROCESS = r"VLLM::|vllm|EngineCor|sglang|text-generation|llama-server|llama_server|ollama|trtllm|lmdeploy|tritonserver|RayWorker"

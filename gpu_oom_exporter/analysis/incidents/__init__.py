@@ -155,7 +155,7 @@ class Classifier:
             standing = ""
         seen = Sighting(claim, speaker, hit.number, hit.offset, line.clock, line.time, standing=standing)
         needed = claim.signature.role is Role.CAUSE and EXCEPTION.search(line.text) is not None
-        needed = needed and self.scanner.frames_above(hit) and not self.folder.settled(seen)
+        needed = needed and not self.folder.settled(seen) and self.scanner.frames_above(hit)
         timeless = not line.stamp and hit.number - self._moment[0] > STAMP_LINES
         if line.stamp:
             self._moment = hit.number, line.clock, seen.time

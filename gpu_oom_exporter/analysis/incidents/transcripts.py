@@ -115,14 +115,19 @@ def read(lines: list[str]) -> Seen:
     seen = Seen()
     command = "nvidia-smi"
     columns: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
     gpu: int | None = None
     listed_ps: list[int] = []
     for text in lines:
         if (match := _COMMAND.match(text)) is not None:
             _finish_ps(seen, command, listed_ps)
-            command, listed_ps = match[1], []
-            columns = _columns(command)
-            _note_command(seen, command)
+            if _TOOL.search(match[1]) is not None:  # else a remark: the last command goes on
+                command, listed_ps = match[1], []
+                columns = _columns(command)
+                asked = columns or asked
+            elif match[1].startswith("after"):
+                columns = asked
+            _note_command(seen, match[1])
             continue
         if HOST_PID_NAMESPACE in text or re.search(r"pid:\[\d+\]", text):
             seen.host_namespace = HOST_PID_NAMESPACE in text
@@ -144,6 +149,11 @@ def read(lines: list[str]) -> Seen:
     return seen
 
 
+_TOOL = re.compile(
+    r"\b(?:nvidia-smi|ps|cat|ls|readlink|docker|podman|crictl|kubectl|kill|grep|ss|tail|echo|curl|GET|pid)\b"
+)
+
+
 def _columns(command: str) -> tuple[str, ...]:
     match = _QUERY.search(command)
     return tuple(match["columns"].split(",")) if match else ()
@@ -158,6 +168,8 @@ def _note_command(seen: Seen, command: str) -> None:
         seen.sampled_pid = int(match[1])
     if (match := re.search(r"kill (?:-9|-KILL|-s KILL) (\d+)", command)) is not None:
         seen.killed.add(int(match[1]))
+    if "--query-compute-apps" in command or re.match(r"after\b", command):
+        seen.rows.clear()  # the newer list is the truth
     if re.match(r"(?:docker|podman|crictl) ps", command):
         seen.containers = set()
     if re.match(r"(?:docker|podman|crictl) (?:rm|stop|kill)|kubectl delete", command):

@@ -175,6 +175,16 @@ TGI = (
         examples=("thread 'main' panicked at 'Unable to warmup model: Transport'",),
     ),
     Signature(
+        name="tgi_warmup_span",
+        anchor=":warmup: ",
+        pattern=r"warmup\{.*\}: ?warmup: ",
+        category="cuda_oom_generic",
+        role=Role.DETAIL,
+        phase="profiling",
+        engine="tgi",
+        examples=("2025-01-09T12:41:50.113218Z ERROR warmup{max_input_length=3072}:warmup: text_generation_client: lib.rs:33: Server error: it failed",),
+    ),
+    Signature(
         name="tgi_sigkill",
         anchor="was signaled to shutdown with signal 9",
         pattern=r"process was signaled to shutdown with signal (?P<signal>9)\b(?: rank=(?P<rank>\d+))?",

@@ -190,35 +190,29 @@ VLLM = (
         engine="vllm",
         examples=("RuntimeError: Aborted due to the lack of CPU swap space. Please increase the swap space to avoid this error.",),
     ),
-    Signature(
-        name="vllm_executing_profile",
-        anchor="Error executing method ",
-        pattern=r"Error executing method '(?:determine_available_memory|determine_num_available_blocks)'",
-        category="cuda_oom_generic",
-        role=Role.DETAIL,
-        phase="profiling",
-        engine="vllm",
-        examples=("Error executing method 'determine_available_memory'. This might cause deadlock in distributed execution.",),
-    ),
-    Signature(
-        name="vllm_executing_load",
-        anchor="Error executing method ",
-        pattern=r"Error executing method '(?:load_model|init_device)'",
-        category="cuda_oom_generic",
-        role=Role.DETAIL,
-        phase="weights",
-        engine="vllm",
-        examples=("Error executing method 'load_model'. This might cause deadlock in distributed execution.",),
-    ),
-    Signature(
-        name="vllm_executing_step",
-        anchor="Error executing method ",
-        pattern=r"Error executing method '(?:execute_model|start_worker_execution_loop)'",
-        category="cuda_oom_generic",
-        role=Role.DETAIL,
-        phase="runtime",
-        engine="vllm",
-        examples=("Error executing method 'execute_model'. This might cause deadlock in distributed execution.",),
+    *(
+        Signature(
+            name=f"vllm_{verb}_{phase}",
+            anchor=anchor,
+            pattern=rf"{anchor}'?(?:{methods})\b",
+            category="cuda_oom_generic",
+            role=Role.DETAIL,
+            phase=phase,
+            engine="vllm",
+            examples=(example.format(methods.split("|")[0]),),
+        )
+        for verb, anchor, example in (
+            ("executing", "Error executing method ", "Error executing method '{}'. This might cause deadlock in distributed execution."),
+            ("processing", "while processing method ", "Exception in worker VllmWorkerProcess while processing method {}: it failed"),
+        )
+        for phase, methods in (
+            ("profiling", "determine_available_memory|determine_num_available_blocks|compile_or_warm_up_model"),
+            ("weights", "load_model|init_device"),
+            ("kv_alloc", "initialize_cache|initialize_from_config|init_cache_engine"),
+            ("graph", "capture_model"),
+            ("wake", "wake_up"),
+            ("runtime", "execute_model|start_worker_execution_loop|sample_tokens"),
+        )
     ),
     # consequences
     *(
