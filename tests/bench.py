@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import os
+import re
 import resource
 import shutil
 import signal
@@ -19,13 +20,15 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpu_oom_exporter.analysis.incidents import Classifier
+from gpu_oom_exporter.analysis.incidents.scanning import ANCHORS
 from gpu_oom_exporter.catalog.engines import VLLM
 from gpu_oom_exporter.catalog.metrics import families
 from gpu_oom_exporter.publish.exposition import Spelled, write
@@ -249,8 +252,76 @@ def bench(folder: Path, pids: list[int], seconds: float, peer: bool) -> None:
     row("  the full parser", f"{best_of(lambda: list(text_string_to_metric_families(text)), 5) * 1000:.2f} ms")
     generate_latest(CollectorRegistry())
     bench_openers(folder)
+    bench_logs(folder)
     if peer:
         bench_peer(folder, scenario, seconds)
+
+
+ORDINARY_BYTES, HOSTILE_BYTES = 200_000_000, 20_000_000
+
+STATS = (
+    "(APIServer pid=32164) INFO 12-01 {time} [loggers.py:335] Engine 000: Avg prompt throughput: {n}.7 tokens/s, Avg generation "
+    "throughput: 559.7 tokens/s, Running: 2 reqs, Waiting: {w} reqs, GPU KV cache usage: 89.5%, Prefix cache hit rate: 3.2%\n"
+)
+ACCESS = '(APIServer pid=32164) INFO:     10.0.0.{w}:{n} - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+NEAR = (
+    "INFO 07-15 {time} [logger.py:43] Received request chatcmpl-{n}: prompt: 'CUDA out of memory. Tried to allocate {w}.00 GiB. GPU 0 "
+    "has a total capacity of 24.00 GiB of which 3 GiB is free.', params: SamplingParams(n=1, max_tokens=512), lora_request: None.\n",
+    "(EngineCore_DP0 pid={n}) ERROR 10-25 {time} [core.py:708] Capture cuda graph failed: invalid argument {w}\n",
+    "(EngineCore_DP0 pid={n}) ERROR 10-25 {time} [core.py:708]     raise EngineDeadError(died unexpectedly {w})\n",
+    "[{n}.{w}] NVRM: Xid (PCI:0000:17:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)\n",
+)
+
+
+def generated(path: Path, size: int, shapes: Sequence[str]) -> Path:
+    """A log of *size* bytes of *shapes* in turn, with times and numbers that change."""
+    with path.open("w") as file:
+        written = n = 0
+        while written < size:
+            lines = [
+                shapes[(n + k) % len(shapes)].format(
+                    time=f"{(n + k) // 3600 % 24:02d}:{(n + k) // 60 % 60:02d}:{(n + k) % 60:02d}",
+                    n=n + k,
+                    w=(n + k) % 200,
+                )
+                for k in range(1000)
+            ]
+            written += sum(map(len, lines))
+            n += 1000
+            file.writelines(lines)
+    return path
+
+
+def bench_logs(folder: Path) -> None:
+    """Log lines to incidents, in chunks of 256 KiB on one core, beside grep with the same literals."""
+    pattern = "|".join(re.sub(r"([][(){}.*+?^$|\\])", r"\\\1", anchor.decode()) for anchor in ANCHORS)
+    logs = (
+        (
+            "ordinary vLLM log",
+            generated(folder / "ordinary.log", ORDINARY_BYTES, (STATS, *(ACCESS,) * 9)),
+            ">= 100 MB/s",
+        ),
+        ("hostile log, all near misses", generated(folder / "hostile.log", HOSTILE_BYTES, NEAR), ""),
+    )
+    for name, path, target in logs:
+        megabytes = path.stat().st_size / 1e6
+        classifier = Classifier()
+        before, began, found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time(), 0
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 18):
+                found += len(classifier.feed(chunk))
+        found += len(classifier.close())
+        ours = time.process_time() - began
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        start = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            ["grep", "-cE", pattern, str(path)], env={"LC_ALL": "C", "PATH": os.environ["PATH"]}, capture_output=True
+        )
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+        theirs = end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
+        row(f"{name}, {megabytes:.0f} MB, {found} incidents", f"{megabytes / ours:.0f} MB/s, +{grown:.0f} MiB", target)
+        row("  grep -cE, the same literals", f"{megabytes / theirs:.0f} MB/s")
+        path.unlink()
 
 
 CROWD, DESCRIPTORS = 2000, 50

@@ -27,6 +27,9 @@ MOST_PIECE_LINES = 400
 MOST_LINES_ABOVE = 300
 """How many lines above an exception are looked at for its traceback."""
 
+MOST_BYTES_ABOVE = 32768
+"""How much of each of them is read; docker's pieces are of up to 16 KiB."""
+
 EXCEPTION = re.compile(rb"(?:Error|Exception|OutOfResources)\b|out of memory")
 """Lines that may have a traceback above them."""
 
@@ -180,13 +183,24 @@ class Classifier:
             )
 
     def _above(self, hit: Hit) -> Iterator[Line]:
-        """The messages above *hit*, the nearest first."""
+        """The messages above *hit*, the nearest first; pieces of one line are joined."""
+        lower: Line | None = None
         for raw in self.scanner.before(hit, MOST_LINES_ABOVE):
             if self.scanner.export:
                 if raw.startswith(b"MESSAGE="):
                     yield lines.plain(raw[8:])
+                continue
+            part = lines.piece(raw[:MOST_BYTES_ABOVE], self.chosen)
+            if lower is not None and (part is None or not part[1]):
+                yield lines.plain(lower.text, None, lower.stamp, lower.clock)
+                lower = None
+            line = lines.unwrap(raw[:MOST_BYTES_ABOVE], self.chosen)
+            if part is None:
+                yield line
             else:
-                yield lines.unwrap(raw[:8192], self.chosen)
+                lower = Line(part[0] + (lower.text if lower is not None else b""), stamp=line.stamp, clock=line.clock)
+        if lower is not None:
+            yield lines.plain(lower.text, None, lower.stamp, lower.clock)
 
 
 def _process(speaker: Speaker) -> tuple[str, int | str | None]:

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from gpu_oom_exporter.catalog import prefixes
+
 
 class Format(StrEnum):
     """How a log is wrapped; `AUTO` looks at every line."""
@@ -44,6 +46,7 @@ class Speaker:
     reporter_pid: int | None = None  # journald's _PID or the PID of a syslog tag, of a program that speaks of itself
     program: str = ""  # journald's SYSLOG_IDENTIFIER or the syslog tag
     level: str = ""
+    node: str = ""  # address in a Ray prefix: PIDs of two nodes are not the same
 
     @property
     def kind(self) -> str:
@@ -67,75 +70,22 @@ class Line:
         return seconds(self.stamp, self.clock)
 
 
-_ISO = rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
-_LEVELS = rb"DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE"
+def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[bytes], ...]:
+    return tuple(re.compile(pattern.encode()) for pattern in patterns)
 
-_TAG = rb"(?P<tag>[\w./@()-]{1,80})(?:\[(?P<tagpid>\d+)\])?: ?"
 
-_PREFIXES: dict[bytes, tuple[re.Pattern[bytes], ...]] = {
-    b"(": (
-        re.compile(
-            rb"\((?P<name>[\w.:<>-]{0,80})(?: rank=(?P<rank>\d+))?(?: ?pid=(?P<pid>\d+))?(?:, ip=[^,)]{1,60})?\)"
-            rb"(?: \[repeated \d+x across cluster\])? ?"
-        ),
-    ),
-    b"[": (
-        re.compile(
-            rb"\[(?:(?P<iso>" + _ISO + rb")|(?P<vllm>\d\d-\d\d \d\d:\d\d:\d\d))"
-            rb"(?P<ranks>(?: (?:DP|TP|PP|EP|ATTN_TP|MOE_EP)\d+)+)?\] ?"
-        ),
-        re.compile(rb"\[rank(?P<rank>\d+)\]:? ?"),
-        re.compile(rb"\[(?:default)?\d+(?:,\d+)?\](?:<std(?:err|out)>)?: ?"),
-        re.compile(rb"\[pod/(?P<stream>[^\]]{1,300})\] "),
-        re.compile(rb"\[ *(?P<boot>\d+\.\d+)\](?:\[ *[TC]\d+\])? "),
-        re.compile(rb"\[[A-Z][a-z]{2} (?P<syslog>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) \d{4}\] "),
-        re.compile(rb"\[\d{10}\] "),
-        re.compile(rb"\[(?P<level>" + _LEVELS + rb")\] "),
-        re.compile(
-            rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[T[A-Za-z]*RT(?:-LLM)?\](?: \[RANK (?P<rank>\d+)\])? \[[A-Z]\] "
-        ),
-        re.compile(rb"\[TensorRT-LLM\]\[(?P<level>" + _LEVELS + rb")\] "),
-        re.compile(rb"\[TM\]\[(?P<level>" + _LEVELS + rb")\] "),
-    ),
-    b"<": (re.compile(rb"<\d{1,3}>"),),
-    b" ": (re.compile(rb" {2,8}[|+] +(?=\S)"),),
-}  # fmt: skip
-_WORD = (
-    re.compile(
-        rb"(?P<level>" + _LEVELS + rb") (?P<vllm>\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? \[?[\w./-]{1,120}\.py:\d+\] ?"
-    ),
-    re.compile(
-        rb"(?:" + _LEVELS + rb") (?P<iso>" + _ISO + rb") \[resource\.labels\.containerName: (?P<stream>[^\]]{1,300})\] "
-    ),
-    re.compile(rb"(?P<level>" + _LEVELS + rb"):?[ \t]+(?=\S)"),
-    re.compile(rb"(?P<level>" + _LEVELS + rb"):[\w.]{1,80}:"),
-    re.compile(
-        rb"(?P<syslog>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) [\w.-]{1,253} " + _TAG
-    ),
-    re.compile(rb"(?P<letter>[IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]{1,120}:\d+\] ?"),
-    re.compile(rb"time=\S{1,60} level=(?P<level>[A-Za-z]+) "),
-    re.compile(rb"(?P<stream>[A-Za-z0-9][\w.-]{0,120}) *\| "),
-    re.compile(rb"[\w.-]{1,120}:(?P<ncclpid>\d+):\d+ \[\d+\] "),
-    re.compile(rb"(?P<tag>systemd|systemd-oomd|earlyoom|dockerd|kubelet|kernel)(?:\[\d+\])?: "),
-    re.compile(rb"E {3}(?=\S)"),
-)  # fmt: skip
-_DIGIT = (
-    re.compile(rb"(?P<iso>" + _ISO + rb") std(?:out|err) [PF] "),
-    re.compile(
-        rb"(?P<iso>\d{4}-\d\d-\d\dT\S{8,30}) [\w.-]{1,253} "
-        rb"(?P<tag>kernel|[\w./@()-]{1,80}(?=\[))(?:\[(?P<tagpid>\d+)\])?: ?"
-    ),
-    re.compile(rb"(?P<iso>" + _ISO + rb")\s+"),
-    re.compile(rb"\d+\.\d\d\.\d{3}\.\d{3} (?P<letter>[DIWE]) +(?:(?:srv|slot|cmn|que|main) +)?"),
-    re.compile(rb"\d+,\d+,(?P<usec>\d+),[^;]{0,40};"),
-)  # fmt: skip
+_DIGIT, _LETTER = _compiled(prefixes.DIGIT), _compiled(prefixes.LETTER)
+_BY_FIRST = {
+    b"(": _compiled(prefixes.PARENTHESIS),
+    b"[": _compiled(prefixes.BRACKET),
+    b"<": _compiled(prefixes.ANGLE),
+    b" ": _compiled(prefixes.BLANK),
+}
 CLOCKS = frozenset({"boot", "usec", "iso", "vllm", "syslog"})
 """Kinds of time stamp; only stamps of one kind can be compared."""
 
 _LETTER_LEVELS = {b"D": "DEBUG", b"I": "INFO", b"W": "WARNING", b"E": "ERROR", b"F": "CRITICAL"}
-RELAY = re.compile(rb"(?:\w{1,60}(?:::\w{1,60}){1,8}|text_generation_launcher): ")
-"""Rust programs that pass a worker's lines on: the level is the relay's, not the line's."""
-
+RELAY = re.compile(prefixes.RELAY.encode())
 MOST_PREFIXES = 10
 
 
@@ -163,9 +113,9 @@ def _take_prefix(text: bytes, line: Line) -> int:
     if first.isdigit():
         candidates = _DIGIT
     elif first.isalnum():
-        candidates = _WORD
+        candidates = _LETTER
     else:
-        candidates = _PREFIXES.get(first, ())
+        candidates = _BY_FIRST.get(first, ())
     for pattern in candidates:
         match = pattern.match(text)
         if match is None:
@@ -190,21 +140,29 @@ def _note(found: dict[str, bytes | Any], line: Line) -> None:
         elif name == "level":
             speaker.level = value.decode().upper()
         elif name == "pid" or (name == "ncclpid" and speaker.pid is None):
-            speaker.pid = int(value)
+            speaker.pid = number(value)
         elif name == "name":
             speaker.name = value.decode()
+        elif name == "node":
+            speaker.node = value.decode("utf-8", "replace")
         elif name == "rank":
-            speaker.rank = int(value)
+            speaker.rank = number(value)
         elif name == "ranks":
             speaker.rank = value.decode().strip()
         elif name == "stream":
             speaker.stream = value.decode("utf-8", "replace")
         elif name == "letter":
             speaker.level = _LETTER_LEVELS[value]
-        elif name == "tag":
+        elif name in ("tag", "tag2"):
             speaker.program = value.decode()
         elif name == "tagpid" and speaker.program not in REPORTERS:
-            speaker.reporter_pid = int(value)
+            speaker.reporter_pid = number(value)
+
+
+def number(digits: bytes | str) -> int | None:
+    """A PID or rank; ``None`` for what is none, or too long to be one."""
+    text = digits.decode("latin-1") if isinstance(digits, bytes) else digits
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else None
 
 
 def unwrap(raw: bytes, chosen: Format = Format.AUTO) -> Line:
@@ -212,14 +170,39 @@ def unwrap(raw: bytes, chosen: Format = Format.AUTO) -> Line:
     if chosen in (Format.AUTO, Format.DOCKER_JSON, Format.JOURNAL) and raw[:1] == b"{":
         record = _record(raw)
         if record is not None:
-            if chosen is not Format.JOURNAL and "log" in record and ("stream" in record or "time" in record):
+            if chosen is not Format.JOURNAL and isinstance(record.get("log"), str) and record.keys() & DOCKER_KEYS:
                 return plain(_bytes(record["log"]).rstrip(b"\n"), None, _bytes(record.get("time")), "iso")
+            if chosen is Format.AUTO and (shipped := _shipped(record)) is not None:
+                return plain(_bytes(shipped).rstrip(b"\n"))
             if chosen is not Format.DOCKER_JSON and "MESSAGE" in record:
                 return journal(record)
     return plain(raw)
 
 
-_PIECE = re.compile(rb"^" + _ISO + rb" std(?:out|err) (?P<flag>[PF]) ", re.S)
+DOCKER_KEYS = frozenset({"stream", "time", "date", "kubernetes"})
+"""Keys beside ``log`` in docker's json-file and in what Fluent Bit makes of it."""
+
+SHIPPERS = (
+    ("line", "labels"),  # Loki
+    ("textPayload", "resource"),  # Google Cloud
+    ("short_message", "version"),  # GELF
+    ("message", "source_type"),  # Vector
+    ("message", "agent"),  # Filebeat
+)
+"""(key of the line, key beside it) of log shippers whose records hold a line as the program wrote it."""
+
+
+def _shipped(record: dict[str, Any]) -> str | None:
+    for key, beside in SHIPPERS:
+        if beside in record and isinstance(record.get(key), str):
+            return str(record[key])
+    payload = record.get("jsonPayload")
+    if isinstance(payload, dict) and isinstance(payload.get("message"), str):
+        return str(payload["message"])
+    return None
+
+
+_PIECE = re.compile(rf"{prefixes.ISO} std(?:out|err) (?P<flag>[PF]) ".encode())
 
 
 def piece(raw: bytes, chosen: Format) -> tuple[bytes, bool] | None:
@@ -241,8 +224,8 @@ def journal(record: dict[str, Any]) -> Line:
     if record.get("_TRANSPORT") == "kernel":
         speaker.program = "kernel"
     pid = record.get("_PID")
-    if speaker.program not in REPORTERS and isinstance(pid, str) and pid.isdigit():
-        speaker.reporter_pid = int(pid)
+    if speaker.program not in REPORTERS and isinstance(pid, str):
+        speaker.reporter_pid = number(pid)
     container = record.get("CONTAINER_NAME")
     speaker.stream = str(container or "")
     stamp = _bytes(record.get("__REALTIME_TIMESTAMP"))

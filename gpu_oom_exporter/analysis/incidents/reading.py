@@ -11,14 +11,17 @@ from typing import Any
 import re2
 
 from gpu_oom_exporter.analysis.incidents.lines import Line
-from gpu_oom_exporter.analysis.incidents.voice import own_voice, own_words
+from gpu_oom_exporter.analysis.incidents.voice import FORGIVEN, LEAD_BYTES, QUIET, own_voice, own_words
 from gpu_oom_exporter.catalog.signatures import SIGNATURES, Role, Signature
 from gpu_oom_exporter.model import Value
 
 UNITS = {"bytes": 1, **{f"{p}{i}b": 1024**n for n, p in enumerate("kmgtp", 1) for i in ("", "i")}}
 """Unit as printed, in lower case → bytes. KB and GB are binary in every program we read."""
 
-SIZE = re.compile(r"([\d.,]+) ?([A-Za-z]*)")
+SIZE = re.compile(r"([0-9][0-9,]*(?:\.[0-9]+)?)\.? ?([A-Za-z]*)")
+LONGEST_NUMBER = 18
+"""Digits of a number that a program can mean; a longer one is noise or an attack."""
+
 LISTED = re.compile(rb"Process (\d+) has ([\d.]+ ?\w+) memory in use|this process has ([\d.]+ ?\w+) memory in use")
 TEXTS = frozenset(
     {"required_cuda", "library_version", "version", "task", "process", "unit", "invoker", "worker", "runtime"}
@@ -79,29 +82,39 @@ REMEMBERED_BYTES = 4096
 def claims(line: Line) -> tuple[Claim, ...]:
     """Every signature that *line* matches in the program's own voice."""
     read = _remembered if len(line.text) <= REMEMBERED_BYTES else _claims
-    return read(line.text, line.indent, line.speaker.level in ("INFO", "DEBUG", "TRACE"))
+    return read(line.text, line.indent, line.speaker.level)
 
 
-def _claims(text: bytes, indent: int, quiet: bool) -> tuple[Claim, ...]:
+def _claims(text: bytes, indent: int, level: str) -> tuple[Claim, ...]:
     indexes = ANCHOR_SET.Match(b" " * indent + text if indent > 16 else text)
     if not indexes:
         return ()
     if text[:1] == b"{":
         own = own_words(text)
         if own is not text:
-            return _claims(own, 0, quiet) if own is not None else ()
+            return _claims(own, 0, "ERROR") if own is not None else ()
+    loud = level in ("ERROR", "CRITICAL", "FATAL")
     found = []
     for index in indexes:
         for compiled in BY_ANCHOR[index]:
             signature = compiled.signature
             match = compiled.pattern.search(text)
-            if match is None or not own_voice(text, indent, match.start()):
+            if match is None or not own_voice(text, indent, match.start(), loud):
                 continue
             alarms = signature.role in (Role.CAUSE, Role.CONSEQUENCE, Role.RETRY)
-            if quiet and alarms and not signature.any_level and ERROR_KEY.search(text[: match.start()]) is None:
+            if alarms and not signature.any_level and _no_alarm(signature, text, match.start(), match.end(), level):
                 continue
             found.append(Claim(signature, read_fields(compiled, match)))
     return tuple(found)
+
+
+def _no_alarm(signature: Signature, text: bytes, start: int, end: int, level: str) -> bool:
+    """Whether the line's level, or what follows the message, says that the program went on."""
+    lead = text[:start]
+    if level in ("INFO", "DEBUG", "TRACE") or (not level and QUIET.search(lead[:300]) is not None):
+        return ERROR_KEY.search(lead) is None
+    survivable = signature.category.startswith("cuda_oom_") or signature.category == "gpu_kernel_smem_limit"
+    return survivable and FORGIVEN.search(text[end : end + LEAD_BYTES]) is not None
 
 
 _remembered = lru_cache(maxsize=256)(_claims)
@@ -132,9 +145,12 @@ def _read_processes(raw: bytes, fields: dict[str, Value]) -> None:
     listed = []
     for pid, used, own in LISTED.findall(raw):
         if own:
-            fields["process_bytes"] = size(own.decode())
+            if (own_bytes := size(own.decode())) is not None:
+                fields["process_bytes"] = own_bytes
         else:
-            listed.append({"pid": int(pid), "used_bytes": size(used.decode())})
+            number, bytes_used = convert("pid", pid.decode(), ""), size(used.decode())
+            if isinstance(number, int) and bytes_used is not None:
+                listed.append({"pid": number, "used_bytes": bytes_used})
     if listed:
         fields["listed_processes"] = listed
 
@@ -148,21 +164,23 @@ def convert(name: str, text: str, unit: str) -> Value | None:
     if name in TEXTS:
         return text
     if name == "gpu_memory_utilization":
-        return float(text.rstrip("."))
+        return float(text) if re.fullmatch(r"\d{1,9}(?:\.\d{1,9})?", text) else None
     if name in LOWER:
         return text.lower()
     if text.startswith("<"):
         return None
-    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
+    if re.fullmatch(r"-?[0-9]+", text) is None:
+        return text
+    return int(text) if len(text) <= LONGEST_NUMBER else None
 
 
-def size(text: str, unit: str = "") -> int:
-    """*text* such as ``12.81 MiB`` in bytes; a number without a unit is in *unit*, or in bytes."""
-    match = SIZE.match(text)
-    if match is None:
-        return 0
-    number, printed = match[1].replace(",", "").rstrip("."), (match[2] or unit or "bytes").lower()
-    return round(float(number) * UNITS.get(printed, 1)) if number.count(".") <= 1 and number else 0
+def size(text: str, unit: str = "") -> int | None:
+    """*text* such as ``12.81 MiB`` in bytes, of *unit* (or bytes) where it prints none; ``None`` when it is no size."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None or len(match[1]) > LONGEST_NUMBER:
+        return None
+    number, printed = match[1].replace(",", ""), (match[2] or unit or "bytes").lower()
+    return round(float(number) * UNITS[printed]) if printed in UNITS else None
 
 
 def pci(text: str) -> str:

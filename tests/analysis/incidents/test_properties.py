@@ -23,7 +23,7 @@ CASES = [
 ISO = "2026-03-04T05:06:07.100000123Z"
 ORDINARY = (
     'INFO:     10.0.0.7:51514 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
-    "(APIServer pid=1) INFO 12-01 01:41:13 [loggers.py:335] Engine 000: Avg prompt throughput: 210.7 tokens/s",
+    '(APIServer pid=1) INFO:     10.0.0.8:40000 - "GET /health HTTP/1.1" 200 OK',
     "",
     "Received request chatcmpl-1: prompt: 'why do I get CUDA out of memory. Tried to allocate 2.00 GiB?', params: SamplingParams(n=1)",
 )
