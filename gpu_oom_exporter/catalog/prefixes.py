@@ -34,9 +34,17 @@ BRACKET = (
     rf"\[(?P<stream>{_POD})\] ",
     # llama.cpp until 2024, then loggers and the TensorRT family
     r"\[\d{10}\] ",
-    rf"\[(?P<level>{_LEVEL})\] ",
+    rf"\[(?P<level>{_LEVEL}|debug|info|warning|error|critical) *\] ",
     r"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[T[A-Za-z]*RT(?:-LLM)?\](?: \[RANK (?P<rank>\d+)\])? \[[A-Z]\] ",
     rf"\[(?:TensorRT-LLM|TM)\]\[(?P<level>{_LEVEL})\] ",
+)
+DASH = (
+    # Python's logging in its most copied layout: 2026-01-01 10:00:00,123 - name - ERROR -
+    rf"- [\w.:-]{{1,80}} - (?P<level>{_LEVEL}) - ",
+)
+BAR = (
+    # loguru
+    rf"\| (?P<level>{_LEVEL}) *\| [^|]{{1,160}} - ",
 )
 ANGLE = (
     # RFC 5424, then the kernel's priority

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import bz2
+import codecs
 import gzip
+import io
 import json
+import lzma
 import os
 import stat
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -34,6 +39,15 @@ PLAN_STEPS = 4
 
 BAR_CELLS = 58
 BINARY_JOURNAL = b"LPKSHHRH"
+"""How a file of systemd-journald begins."""
+
+
+class Readable(Protocol):
+    """What bytes can be read from: a file, or one that is unpacked on the way."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most *size* bytes; none at the end."""
+        ...
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,36 +78,62 @@ def read(name: str, chosen: Format) -> list[Incident]:
     found: list[Incident] = []
     try:
         with _opened(name) as (file, length), _progress(name, length) as advance:
-            first = file.read(CHUNK_BYTES)
-            if first.startswith(BINARY_JOURNAL):
-                raise Misuse(f"{name}: a binary journal; write it as text first: journalctl --file {name} -o export")
-            chunk = first
-            while chunk:
+            for chunk in _text(file):
                 found += classifier.feed(chunk)
                 advance(len(chunk))
-                chunk = file.read(CHUNK_BYTES)
-    except (EOFError, gzip.BadGzipFile) as err:
-        raise Misuse(f"{name}: the compressed file is damaged: {err}") from err
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as err:
+        raise Misuse(f"{printable(name)}: the compressed file is damaged: {err}") from err
     except OSError as err:
-        raise Misuse(f"{name}: {err.strerror or err}") from err
+        raise Misuse(f"{printable(name)}: {err.strerror or err}") from err
     found += classifier.close()
     return sorted(found, key=lambda incident: (incident.line, incident.offset))
 
 
 @contextmanager
-def _opened(name: str) -> Iterator[tuple[IO[bytes], int]]:
+def _opened(name: str) -> Iterator[tuple[Readable, int]]:
     """The bytes of *name*, unpacked if it is gzip, and how many there will be (0: not known)."""
-    if name == "-":
-        yield sys.stdin.buffer, 0
-        return
-    with open(name, "rb") as file:
+    with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
         status = os.fstat(file.fileno())
-        regular = stat.S_ISREG(status.st_mode)
-        if regular and file.peek(2)[:2] == b"\x1f\x8b":
-            with gzip.open(file) as unpacked:
-                yield unpacked, 0  # type: ignore[misc] # GzipFile reads bytes
-            return
-        yield file, status.st_size if regular else 0
+        unpacked = _unpacked(file)
+        yield unpacked, status.st_size if unpacked is file and stat.S_ISREG(status.st_mode) else 0
+
+
+def _unpacked(file: io.BufferedReader) -> Readable:
+    """*file* without its compression, which its first bytes tell."""
+    magic = file.peek(8)[:8]
+    if magic.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=file)
+    if magic.startswith(b"\xfd7zXZ"):
+        return lzma.LZMAFile(file)
+    if magic.startswith(b"BZh"):
+        return bz2.BZ2File(file)
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        raise Misuse("explain: compressed with zstd; pipe it in: zstdcat FILE | gpu-oom-exporter explain -")
+    if magic == BINARY_JOURNAL:
+        raise Misuse(
+            "explain: a binary journal; pipe it in: journalctl --file FILE -o export | gpu-oom-exporter explain -"
+        )
+    return file
+
+
+def _text(file: Readable) -> Iterator[bytes]:
+    """The chunks of *file*; UTF-16, which PowerShell writes, becomes UTF-8."""
+    chunk = file.read(CHUNK_BYTES)
+    if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        while chunk:
+            yield decoder.decode(chunk).encode("utf-8", "replace")
+            chunk = file.read(CHUNK_BYTES)
+        return
+    chunk = chunk.removeprefix(codecs.BOM_UTF8)
+    while chunk:
+        yield chunk
+        chunk = file.read(CHUNK_BYTES)
+
+
+def printable(text: str) -> str:
+    """*text* without what a terminal would take for a command."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 @contextmanager
@@ -130,7 +170,7 @@ STYLES = {"critical": "bold white on red", "error": "bold red", "warning": "bold
 def told(name: str, incident: Incident, hint: str) -> RenderableType:
     """One incident for a person with ten seconds: what, the numbers, why, what to do first."""
     version = incident.version or hint
-    where = f"{name} line {incident.line}".strip()
+    where = f"{printable(name)} line {incident.line}".strip()
     who = [f"{NAMES.get(incident.engine, incident.engine)} {version}".strip()] if incident.engine else []
     who += [f"PID {incident.fields['pid']}"] if "pid" in incident.fields else []
     who += [f"GPU {incident.fields['gpu']}"] if "gpu" in incident.fields else []
@@ -140,12 +180,12 @@ def told(name: str, incident: Incident, hint: str) -> RenderableType:
     picture = draw(incident)
     if picture is not None:
         parts.append(Padding(picture, (0, 0, 0, 2)))
-    parts.append(Padding(Text(cause(incident)), (0, 0, 0, 2)))
+    parts.append(Padding(Text(printable(cause(incident))), (0, 0, 0, 2)))
     advice = advise(incident.category, incident.fields, incident.engine, version)
     steps = [line for line in advice if not line.startswith("do not: ")][:PLAN_STEPS]
     plan = Table.grid(padding=(0, 2, 0, 0))
     for count, line in enumerate(steps):
-        plan.add_row(Text("then", style="dim") if count else Text("first", style="bold green"), Text(line))
+        plan.add_row(Text("then", style="dim") if count else Text("first", style="bold green"), Text(printable(line)))
     for line in [line for line in advice if line.startswith("do not: ")][:1]:
         plan.add_row(Text("not", style="bold red"), Text(line.removeprefix("do not: "), style="dim"))
     plan.add_row(Text("more", style="dim"), Text(runbook(incident.category), style="dim"))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from gpu_oom_exporter.analysis.incidents import lines
 from gpu_oom_exporter.analysis.incidents.episodes import WINDOW_LINES, Sighting
-from gpu_oom_exporter.analysis.incidents.folding import Folder
+from gpu_oom_exporter.analysis.incidents.folding import Folder, identity
 from gpu_oom_exporter.analysis.incidents.lines import Format, Line, Speaker
+from gpu_oom_exporter.analysis.incidents.pieces import Pieces
 from gpu_oom_exporter.analysis.incidents.reading import Claim, claims
-from gpu_oom_exporter.analysis.incidents.scanning import LONGEST_BYTES, Hit, Scanner
+from gpu_oom_exporter.analysis.incidents.scanning import Hit, Scanner
 from gpu_oom_exporter.analysis.incidents.tracebacks import STAMP_LINES, Above, look_above
 from gpu_oom_exporter.analysis.incidents.transcripts import Transcript, opens
+from gpu_oom_exporter.analysis.incidents.voice import opens_quote
 from gpu_oom_exporter.catalog.signatures import Role
 from gpu_oom_exporter.model import Incident
 
@@ -21,8 +24,8 @@ __all__ = ["Classifier", "Format"]
 MOST_PROCESSES = 512
 """Processes whose phase is remembered; older ones are forgotten."""
 
-MOST_PIECE_LINES = 400
-"""A split line whose end does not come within this many lines is read as far as it came."""
+MOST_QUOTED_LINES = 60
+"""How many lines below a request logger's line are looked at as its quoted text."""
 
 MOST_LINES_ABOVE = 300
 """How many lines above an exception are looked at for its traceback."""
@@ -44,12 +47,16 @@ class Classifier:
         self.transcript: Transcript | None = None
         self._phases: dict[tuple[str, int | str | None], tuple[str, int]] = {}
         self._moment: tuple[int, str, float | None] = (-STAMP_LINES - 1, "", None)
-        self._pieces: dict[bytes, tuple[list[bytes], Hit]] = {}
+        self._pieces = Pieces(chosen)
 
     @property
     def low_water(self) -> int:
-        """Offset from which the stream must be read again after a restart, to lose nothing and count nothing twice."""
-        return min(offset for offset in (self.folder.low_water, self.scanner.offset) if offset is not None)
+        """Offset from which the stream must be read again after a restart, so that no open incident is lost.
+
+        The traceback above its first line may begin up to `PAST_BYTES` earlier.
+        """
+        open_lines = (self.folder.low_water, self._pieces.low_water, self.scanner.offset)
+        return min(offset for offset in open_lines if offset is not None)
 
     def feed(self, data: bytes) -> list[Incident]:
         """The incidents that are over by the end of *data*."""
@@ -63,9 +70,8 @@ class Classifier:
         told: list[Incident] = []
         for hit in self.scanner.close():
             told += self._read(hit)
-        for parts, hit in self._pieces.values():
-            told += self._line(lines.plain(b"".join(parts)), hit)
-        self._pieces.clear()
+        for line, hit in self._pieces.close():
+            told += self._line(line, hit)
         told += self.folder.close()
         if self.transcript is not None:
             told += self.transcript.judge()
@@ -80,80 +86,73 @@ class Classifier:
         if self.scanner.export:
             line = lines.export(raw)
             return self._line(line, hit) if line is not None else []
-        whole = self._assemble(hit)
+        whole = self._pieces.take(hit)
+        if self._pieces.waiting:
+            self.scanner.every = max(self.scanner.every, 1)
         if whole is None:
             return []
         told: list[Incident] = []
         line, at = whole
+        if hit.head and line.speaker == Speaker():
+            line.speaker = lines.plain(hit.head.partition(b"\r")[0]).speaker
         for text in line.text.split(b"\r") if b"\r" in line.text else (line.text,):
             part = line if text is line.text else lines.plain(text, line.speaker, line.stamp, line.clock)
             told += self._line(part, at)
         return told
 
-    def _assemble(self, hit: Hit) -> tuple[Line, Hit] | None:
-        """The line of *hit*, or the whole of which it was the last piece; ``None`` while pieces are missing."""
-        part = lines.piece(hit.raw, self.chosen)
-        if part is None:
-            self._drop_stale(hit)
-            line = lines.unwrap(hit.raw, self.chosen)
-            if hit.head and line.speaker == Speaker():
-                line.speaker = lines.plain(hit.head.partition(b"\r")[0]).speaker
-            return line, hit
-        text, more = part
-        key = b"stderr" if b"stderr" in hit.raw[:64] or b'"stderr"' in hit.raw[-160:] else b"stdout"
-        parts, first = self._pieces.pop(key, ([], hit))
-        if more:
-            if sum(map(len, parts)) < LONGEST_BYTES:
-                parts.append(text)
-            self._pieces[key] = parts, first
-            self.scanner.every = max(self.scanner.every, 1)
-            return None
-        if self._pieces:
-            self.scanner.every = max(self.scanner.every, 1)
-        last = lines.unwrap(hit.raw, self.chosen)
-        if not parts:
-            return last, hit
-        return lines.plain(b"".join((*parts, text)), None, last.stamp, last.clock), first
-
-    def _drop_stale(self, hit: Hit) -> None:
-        for key, (_, first) in tuple(self._pieces.items()):
-            if hit.number - first.number > MOST_PIECE_LINES:
-                del self._pieces[key]
-        if self._pieces:
-            self.scanner.every = max(self.scanner.every, 1)
-
     def _line(self, line: Line, hit: Hit) -> list[Incident]:
-        told: list[Incident] = []
-        for claim in claims(line):
+        claimed = claims(line)
+        if not claimed:
+            return []
+        told = self.folder.expire(hit.number, line.clock, line.time)
+        for claim in sorted(claimed, key=lambda claim: claim.signature.role is Role.RETRY):
             role = claim.signature.role
             if role is Role.PHASE or role is Role.START:
                 told += self._phase(line.speaker, claim, hit.number)
-            else:
-                told += self.folder.add(self._sighting(line, claim, hit))
+                continue
+            seen = self._sighting(line, claim, hit)
+            if role is Role.CAUSE and self._bare(line.speaker) and self.folder.is_new(seen) and self._quoted(hit):
+                continue
+            told += self.folder.add(seen)
         return told
+
+    @staticmethod
+    def _bare(speaker: Speaker) -> bool:
+        """Whether a line has no prefix of its own, so that it may go on a quotation of the line above."""
+        return not speaker.level and speaker.pid is None and speaker.rank is None and not speaker.program
+
+    def _quoted(self, hit: Hit) -> bool:
+        """Whether the nearest line above with a prefix is a request logger's whose quoted text is still open."""
+        for line in islice(self._above(hit), MOST_QUOTED_LINES):
+            if opens_quote(line.text):
+                return True
+            if not self._bare(line.speaker):
+                return False
+        return False
 
     def _phase(self, speaker: Speaker, claim: Claim, number: int) -> list[Incident]:
         signature = claim.signature
         version = claim.fields.get("version")
+        whose = identity(speaker)
+        if signature.role is Role.START or signature.phase == "runtime":
+            for key in [key for key in self._phases if key[0] == whose]:
+                del self._phases[key]
         if signature.role is Role.START:
-            for key in [key for key in self._phases if key[0] == speaker.stream]:
-                del self._phases[key]
-            return self.folder.start(speaker.stream, signature.engine, str(version or ""))
-        if signature.engine and version:
-            self.folder.engine, self.folder.version = signature.engine, str(version)
-        if signature.phase == "runtime":  # the server is up, so every process of it serves
-            for key in [key for key in self._phases if key[0] == speaker.stream]:
-                del self._phases[key]
+            return self.folder.start(whose, signature.engine, str(version or ""))
         if signature.phase:
-            self._phases[_process(speaker)] = signature.phase, number
+            # a server that is up serves with all its processes
+            key = (whose, None) if signature.phase == "runtime" else _process(speaker)
+            self._phases[key] = signature.phase, number
             if len(self._phases) > MOST_PROCESSES:
                 del self._phases[next(iter(self._phases))]
+        if signature.engine and version:
+            return self.folder.start(whose, signature.engine, str(version), speaker.pid)
         return []
 
     def _sighting(self, line: Line, claim: Claim, hit: Hit) -> Sighting:
         speaker = line.speaker
         unknown = ("", hit.number)
-        standing, since = self._phases.get(_process(speaker)) or self._phases.get((speaker.stream, None), unknown)
+        standing, since = self._phases.get(_process(speaker)) or self._phases.get((identity(speaker), None), unknown)
         if hit.number - since > WINDOW_LINES and standing != "runtime":
             standing = ""
         seen = Sighting(claim, speaker, hit.number, hit.offset, line.clock, line.time, standing=standing)
@@ -204,4 +203,4 @@ class Classifier:
 
 
 def _process(speaker: Speaker) -> tuple[str, int | str | None]:
-    return speaker.stream, speaker.pid if speaker.pid is not None else speaker.rank
+    return identity(speaker), speaker.pid if speaker.pid is not None else speaker.rank

@@ -20,6 +20,11 @@ LONGEST_LINES = 20000
 """An episode that goes on for longer is told and begun anew, so that a storm is not silence."""
 
 
+YEARLESS = frozenset({"vllm", "syslog"})
+YEAR_SECONDS = 366 * 86400.0
+"""Stamps without a year are read in a leap year; New Year's Eve is next to New Year's Day."""
+
+
 @dataclass(slots=True)
 class Sighting:
     """One claimed line with what its surroundings tell: *frames* are phases seen in its traceback."""
@@ -44,7 +49,7 @@ class Sighting:
         return 1, self.speaker.reporter_pid
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Episode:
     """An incident in the making."""
 
@@ -56,6 +61,7 @@ class Episode:
     kind: str
     pid: tuple[int, int | None]
     rank: int | str | None
+    node: str = ""
     times: dict[str, float] = field(default_factory=dict)
     fields: dict[str, Value] = field(default_factory=dict)
     weak: set[str] = field(default_factory=set)
@@ -70,6 +76,7 @@ class Episode:
     engine: str = ""
     version: str = ""
     looks: int = 0
+    mourners: set[tuple[int | None, str]] = field(default_factory=set)  # who reported the death, with which signature
 
     def take(self, seen: Sighting) -> None:
         """Add one line."""
@@ -107,5 +114,13 @@ class Episode:
         """Whether a line there is still within this episode's window."""
         if number - self.last > WINDOW_LINES or number - self.number > LONGEST_LINES:
             return False
+        gap = self.gap(clock, time)
+        return gap is None or gap <= WINDOW_SECONDS
+
+    def gap(self, clock: str, time: float | None) -> float | None:
+        """Seconds between this episode's last line and *time* on *clock*; ``None`` when they cannot be compared."""
         then = self.times.get(clock)
-        return then is None or time is None or abs(time - then) <= WINDOW_SECONDS
+        if then is None or time is None:
+            return None
+        gap = abs(time - then)
+        return min(gap, YEAR_SECONDS - gap) if clock in YEARLESS else gap

@@ -6,13 +6,14 @@ lines after the first may still change what it is.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable
 
 from gpu_oom_exporter.analysis.incidents.episodes import Episode, Sighting
 from gpu_oom_exporter.analysis.incidents.judging import judge
 from gpu_oom_exporter.analysis.incidents.lines import Speaker
-from gpu_oom_exporter.catalog.categories import CATEGORIES, Severity
+from gpu_oom_exporter.catalog.categories import CATEGORIES, Group, Severity
 from gpu_oom_exporter.catalog.signatures import Role
 from gpu_oom_exporter.model import Incident, Value
 
@@ -30,15 +31,40 @@ _FAMILY = {
 }  # fmt: skip
 
 FOLDS: dict[str, frozenset[str]] = {
-    "worker_sigkilled": frozenset({"oom_kill", "host_oom_kill_userspace"}),
     "k8s_gpu_unavailable": frozenset({"gpu_lost"}),
     "device": frozenset({"batch_budget_too_large"}),
 }
 """Family → families beside which it is only a consequence; `death` is one beside every serious family."""
 
-NEVER_A_CAUSE = frozenset(
-    {"death", "kv_cache_preemption", "proxy_upstream_died", "proxy_upstream_not_ready", "ssh_publickey_denied"}
+CAUSES_OF_DEATH = frozenset(
+    row.name
+    for row in CATEGORIES.values()
+    if row.severity in (Severity.ERROR, Severity.CRITICAL)
+    and (row.group in (Group.CUDA_OOM, Group.STARTUP, Group.HOST_OOM, Group.ENGINE_DIED, Group.GPU)
+         or row.name in ("kv_cache_exhausted", "gpu_kernel_smem_limit", "fabric_manager_not_ready",
+                         "nvidia_driver_not_loaded", "driver_library_mismatch", "container_gpu_access_lost"))
+) - {"engine_core_died"}  # fmt: skip
+"""Categories that explain a dead engine."""
+
+KILLERS = frozenset({"oom_kill", "host_oom_kill_userspace"})
+"""Families that explain a SIGKILL."""
+
+KILL_LINES, KILL_SECONDS = 400, 30.0
+"""A parent sees the SIGKILL of its child at once; the kernel's report of all tasks may stand between."""
+
+ENGINE_TASK = re.compile(
+    r"python|pt_main|VLLM|vllm|sglang|ray|llama|ollama|text-gen|trt|triton|lmdeploy|uvicorn|Engine", re.I
 )
+"""Kernel names of processes that an engine's parent can have lost; `java` is not its worker."""
+
+LATE_SECONDS = 1800.0
+"""A dead engine is reported for every request until it is restarted; for this long that is no new death."""
+
+MOST_PAST = 16
+"""Told incidents that are remembered as explanations."""
+
+XID_LINES = 50
+"""The driver may print the channel removal (Xid 45) just before the Xid that caused it."""
 
 SHARED_BY_RANKS = frozenset({"kv", "nccl_timeout"})
 """Families where several ranks report one event."""
@@ -54,6 +80,7 @@ class Folder:
 
     def __init__(self) -> None:
         self.open: list[Episode] = []
+        self.past: deque[Episode] = deque(maxlen=MOST_PAST)
         self.details: deque[Sighting] = deque(maxlen=32)
         self.engine = ""
         self.version = ""
@@ -63,22 +90,25 @@ class Folder:
         """Offset of the first byte of the oldest open episode; reading from there again loses nothing."""
         return min((episode.offset for episode in self.open), default=None)
 
-    def start(self, stream: str, engine: str, version: str) -> list[Incident]:
-        """A new run begins in *stream*: what is open there is over."""
-        over = [episode for episode in self.open if episode.stream == stream and episode.family != "oom_kill"]
+    def start(self, stream: str, engine: str, version: str, pid: int | None = None) -> list[Incident]:
+        """A new run begins in *stream*, or in its process *pid*: what is open there is over."""
+        over = [e for e in self.open if e.stream == stream and e.family != "oom_kill" and pid in (None, e.pid[1])]
         self.open = [episode for episode in self.open if episode not in over]
         told = self._tell(over)
+        for episode in [e for e in self.past if e.stream == stream and pid in (None, e.pid[1])]:
+            self.past.remove(episode)
         self.engine, self.version = engine, version
         return told
 
     def expire(self, number: int, clock: str = "", time: float | None = None) -> list[Incident]:
         """Tell what no line from here on can belong to."""
-        over = [episode for episode in self.open if not episode.near(number, clock, time)]
-        if not over and len(self.open) <= MOST_OPEN:
+        near = [episode for episode in self.open if episode.near(number, clock, time)]
+        if len(near) > MOST_OPEN:
+            near = sorted(near, key=lambda episode: episode.last)[-MOST_OPEN:]
+        if len(near) == len(self.open):
             return []
-        if len(self.open) - len(over) > MOST_OPEN:
-            over += sorted((e for e in self.open if e not in over), key=lambda e: e.last)[: len(self.open) - MOST_OPEN]
-        self.open = [episode for episode in self.open if episode not in over]
+        over = [episode for episode in self.open if episode not in near]
+        self.open = near
         return self._tell(over)
 
     def close(self) -> list[Incident]:
@@ -87,8 +117,13 @@ class Folder:
         return self._tell(over)
 
     def _tell(self, over: Iterable[Episode]) -> list[Incident]:
-        told = (judge(episode) for episode in sorted(over, key=lambda e: (e.number, e.offset)))
-        return [incident for incident in told if incident is not None]
+        ordered = sorted(over, key=lambda episode: (episode.number, episode.offset))
+        self.past.extend(episode for episode in ordered if episode.family == "death" or _explains_death(episode))
+        return [judge(episode) for episode in ordered]
+
+    def is_new(self, seen: Sighting) -> bool:
+        """Whether *seen* belongs to no open episode."""
+        return self._find(family_of(seen.claim.category), seen) is None
 
     def settled(self, seen: Sighting) -> bool:
         """Whether the episode that *seen* belongs to needs no more tracebacks to be read."""
@@ -110,8 +145,14 @@ class Folder:
                     episode.take(seen)
             self.details.append(seen)
             return told
-        if signature.role is Role.CONSEQUENCE or (category in ("gpu_xid_info",) and seen.claim.fields.get("xid") == 45):
-            if self._caused(seen, family):
+        if signature.role is Role.CONSEQUENCE:
+            if self._died_of(seen):
+                return told
+        elif seen.claim.fields.get("xid") == 45:
+            if any(_is_xid(e) and self._together(e, seen) and _same_gpu(e, seen) for e in self.open):
+                return told
+        elif family == "worker_sigkilled":
+            if any(self._killed_by(e, seen) for e in self.open):
                 return told
         elif any(e.family in FOLDS.get(family, ()) and self._together(e, seen) for e in self.open) or (
             signature.echo and any(e.family == signature.echo for e in self.open) and self._find(family, seen) is None
@@ -121,6 +162,8 @@ class Folder:
         if episode is None:
             episode = self._begin(family, seen)
         episode.take(seen)
+        if signature.role is Role.CONSEQUENCE:
+            episode.mourners.add((seen.pid[1], signature.name))
         if signature.role is Role.CAUSE:
             self._drop_consequences(episode)
         return told
@@ -130,6 +173,7 @@ class Folder:
         episode = Episode(
             family, seen.number, seen.offset, seen.number, identity(speaker), speaker.kind, seen.pid, speaker.rank
         )
+        episode.node = speaker.node
         episode.engine = seen.claim.signature.engine or engine_of(speaker) or self.engine
         episode.version = self.version if episode.engine in ("", self.engine) else ""
         self.open.append(episode)
@@ -154,9 +198,11 @@ class Folder:
         fields, detail = seen.claim.fields, seen.claim.signature.role is Role.DETAIL
         if not self._together(episode, seen):
             return False
-        for name in ("pci", "upstream", "host", "cgroup"):
-            if name in fields and name in episode.fields and fields[name] != episode.fields[name]:
+        for name in IDENTIFYING:
+            if name in fields and name in episode.fields and not _same_name(fields[name], episode.fields[name]):
                 return False
+        if seen.speaker.node and episode.node and seen.speaker.node != episode.node:
+            return False
         if (
             "gpu" in fields
             and "gpu" in episode.fields
@@ -167,7 +213,7 @@ class Folder:
         if "xid" in fields and (fields["xid"], fields.get("pid")) != (episode.fields.get("xid"), episode.pid[1]):
             return episode.family == "gpu_lost"
         if episode.family in SHARED_BY_RANKS:
-            return True
+            return _replica(seen.speaker.rank) == _replica(episode.rank)
         pid = seen.pid[1]
         if pid is not None and episode.pid[1] is not None and pid != episode.pid[1]:
             if seen.speaker.kind == episode.kind:
@@ -183,21 +229,47 @@ class Folder:
         stream = identity(seen.speaker)
         return not stream or not episode.stream or stream == episode.stream
 
-    def _caused(self, seen: Sighting, family: str) -> bool:
-        return any(_is_cause(e, family) and self._together(e, seen) and _same_gpu(e, seen) for e in self.open)
+    def _died_of(self, seen: Sighting) -> bool:
+        """Whether an incident explains the death, or the same process has reported it before."""
+        mourner = (seen.pid[1], seen.claim.signature.name)
+        for episode in self.open:
+            if _explains_death(episode) and self._together(episode, seen):
+                episode.mourners.add(mourner)
+                return True
+        for episode in self.past:
+            gap = episode.gap(seen.clock, seen.time)
+            if (
+                mourner in episode.mourners
+                and gap is not None
+                and gap <= LATE_SECONDS
+                and self._together(episode, seen)
+            ):
+                episode.times[seen.clock] = seen.time or 0.0
+                return True
+        return False
+
+    def _killed_by(self, killer: Episode, seen: Sighting) -> bool:
+        """Whether the OOM killer's victim can be the child whose SIGKILL was seen."""
+        if killer.family not in KILLERS or not self._together(killer, seen):
+            return False
+        gap = killer.gap(seen.clock, seen.time)
+        if abs(seen.number - killer.last) > KILL_LINES or (gap is not None and gap > KILL_SECONDS):
+            return False
+        task = killer.fields.get("task")
+        return not isinstance(task, str) or ENGINE_TASK.search(task) is not None or killer.pid[1] == seen.pid[1]
 
     def _drop_consequences(self, cause: Episode) -> None:
         """A cause was seen: what only follows from it is not told."""
         kept = []
         for episode in self.open:
-            follows = episode.family in ("death",) and _is_cause(cause, "death")
+            follows = episode.family == "death" and _explains_death(cause)
             follows |= cause.family in FOLDS.get(episode.family, ())
             follows |= cause.family == "host_alloc_failure" and episode.family == "device" and episode.only_echoes
-            if (
-                follows
-                and episode is not cause
-                and (not episode.stream or not cause.stream or episode.stream == cause.stream)
-            ):
+            follows |= episode.family == "worker_sigkilled" and _could_kill(cause, episode)
+            follows |= _channel_removed_before(episode, cause)
+            here = not episode.stream or not cause.stream or episode.stream == cause.stream
+            if follows and episode is not cause and here:
+                cause.mourners |= episode.mourners
                 cause.number, cause.offset = min((cause.number, cause.offset), (episode.number, episode.offset))
                 if episode.family == "device":
                     cause.fields = {**episode.fields, **cause.fields}
@@ -206,14 +278,46 @@ class Folder:
         self.open = kept
 
 
-def _is_cause(episode: Episode, family: str) -> bool:
-    """Whether *episode* explains a consequence of *family*."""
-    if family == "gpu_xid_info":
-        return ("xid" in episode.fields and episode.fields["xid"] != 45) or episode.family == "gpu_lost"
-    if episode.family in NEVER_A_CAUSE or episode.family in ("death",):
+def _explains_death(episode: Episode) -> bool:
+    return not CAUSES_OF_DEATH.isdisjoint(episode.categories)
+
+
+def _is_xid(episode: Episode) -> bool:
+    """Whether *episode* is a fault of the GPU that Xid 45 can follow from."""
+    return episode.fields.get("xid", 45) != 45 or episode.family == "gpu_lost"
+
+
+def _channel_removed_before(episode: Episode, cause: Episode) -> bool:
+    if episode.fields.get("xid") != 45 or not _is_xid(cause) or cause.last - episode.last > XID_LINES:
         return False
-    worst = {CATEGORIES[category].severity for category in episode.categories}
-    return bool(worst & {Severity.ERROR, Severity.CRITICAL})
+    return episode.fields.get("pci") == cause.fields.get("pci")
+
+
+def _could_kill(killer: Episode, killed: Episode) -> bool:
+    if killer.family not in KILLERS or killer.last - killed.last > KILL_LINES:
+        return False
+    task = killer.fields.get("task")
+    return not isinstance(task, str) or ENGINE_TASK.search(task) is not None or killer.pid[1] == killed.pid[1]
+
+
+IDENTIFYING = ("pci", "upstream", "host", "cgroup", "unit", "worker", "pod")
+"""Fields that tell one incident from another of its kind."""
+
+
+def _same_name(one: Value, other: Value) -> bool:
+    """Equal; for URLs, of one server: each path is not a backend of its own."""
+    if isinstance(one, str) and isinstance(other, str):
+        return ORIGIN.sub(r"\1", one) == ORIGIN.sub(r"\1", other)
+    return one == other
+
+
+ORIGIN = re.compile(r"^(\w+://[^/]+).*$")
+
+
+def _replica(rank: int | str | None) -> str:
+    """The data-parallel part of SGLang's rank: each replica has a KV pool of its own."""
+    found = re.search(r"DP\d+", rank) if isinstance(rank, str) else None
+    return found[0] if found else ""
 
 
 def _same_gpu(episode: Episode, seen: Sighting) -> bool:

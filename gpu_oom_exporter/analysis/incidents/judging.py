@@ -14,7 +14,7 @@ INTERNAL = frozenset({"constraint", "version"})
 """Fields that only help to judge."""
 
 
-def judge(episode: Episode) -> Incident | None:
+def judge(episode: Episode) -> Incident:
     """The incident that *episode* is."""
     category = _category(episode)
     fields = {name: value for name, value in episode.fields.items() if name not in INTERNAL}
@@ -87,8 +87,8 @@ def fragmented(fields: Mapping[str, Value]) -> bool:
     """Whether the pool held enough but in pieces: rule 8 of the corpus.
 
     Reserved but unallocated memory covers the request while the driver's free memory does not, or less than
-    half of the pool is in live allocations. A pool whose size is not printed is the device's limit less what
-    the driver has free.
+    half of a pool that could have served it is in live allocations. A pool whose size is not printed is the
+    device's limit less what the driver has free.
     """
     tried, free, total = (_number(fields, f"{name}_bytes") for name in ("tried", "free", "total"))
     allocated, unallocated = _number(fields, "allocated_bytes"), _number(fields, "reserved_unallocated_bytes")
@@ -102,7 +102,9 @@ def fragmented(fields: Mapping[str, Value]) -> bool:
         pool = total - free
     else:
         return False
-    return pool > 0 and allocated < pool / 2
+    # what lies unused must have been able to serve the request: a small pool on a GPU full of others is whole
+    missing = max(0, (tried or 0) - (free or 0))
+    return pool > 0 and allocated < pool / 2 and pool - allocated >= missing
 
 
 def listed(fields: Mapping[str, Value]) -> Sequence[Mapping[str, int]]:

@@ -79,6 +79,8 @@ _BY_FIRST = {
     b"(": _compiled(prefixes.PARENTHESIS),
     b"[": _compiled(prefixes.BRACKET),
     b"<": _compiled(prefixes.ANGLE),
+    b"-": _compiled(prefixes.DASH),
+    b"|": _compiled(prefixes.BAR),
     b" ": _compiled(prefixes.BLANK),
 }
 CLOCKS = frozenset({"boot", "usec", "iso", "vllm", "syslog"})
@@ -268,6 +270,8 @@ def _bytes(value: Any) -> bytes:
     return b""
 
 
+_OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)$")
+
 LEAP_YEAR = 2000
 """Stands in where a stamp has no year, so that 29 February exists."""
 
@@ -285,7 +289,12 @@ def seconds(stamp: bytes, clock: str) -> float | None:
         if clock == "syslog":
             return datetime.strptime(f"{LEAP_YEAR} {text}", "%Y %b %d %H:%M:%S").replace(tzinfo=UTC).timestamp()
         if clock == "iso":
-            return datetime.fromisoformat(text[:19]).replace(tzinfo=UTC).timestamp()
+            moment = datetime.fromisoformat(text[:19]).replace(tzinfo=UTC).timestamp()
+            offset = _OFFSET.search(text)
+            if offset is None:
+                return moment
+            east = int(offset[2]) * 3600 + int(offset[3]) * 60
+            return moment - east if offset[1] == "+" else moment + east
     except (ValueError, OverflowError):
         return None
     return None

@@ -26,7 +26,7 @@ LISTED = re.compile(rb"Process (\d+) has ([\d.]+ ?\w+) memory in use|this proces
 TEXTS = frozenset(
     {"required_cuda", "library_version", "version", "task", "process", "unit", "invoker", "worker", "runtime"}
 )
-ERROR_KEY = re.compile(rb"\berr(?:or)?=\"?")
+ERROR_KEY = re.compile(rb"\berr(?:or)?=\"")
 """In a logfmt line of level INFO, only the value of such a key reports a failure."""
 
 LOWER = frozenset({"mode", "library"})

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from gpu_oom_exporter.analysis.incidents.lines import number
 from gpu_oom_exporter.analysis.incidents.scanning import Hit
 from gpu_oom_exporter.catalog.categories import CATEGORIES
 from gpu_oom_exporter.catalog.transcripts import ENGINE_PROCESS, IMPORTER_PROCESS, MPS_SERVER, OPENER
@@ -27,12 +28,14 @@ LEAK_SAMPLES = 5
 _OPENS = re.compile(OPENER)
 _COMMAND = re.compile(r"[\w.@:~/-]*[#$] (?:sudo )?(.*)")
 _TABLE_ROW = re.compile(
-    r"\|\s+(?P<gpu>\d+)\s+(?:\S+\s+\S+\s+)?(?P<pid>\d+)\s+(?P<type>C|G|C\+G|M\+C|M)\s+(?P<name>\S.*?)\s+(?P<used>\d+)\s?MiB\s*\|"
+    r"\|\s+(?P<gpu>\d{1,12})\s+(?:\S+\s+\S+\s+)?(?P<pid>\d{1,12})\s+(?P<type>C|G|C\+G|M\+C|M)\s+(?P<name>\S.*?)\s+(?P<used>\d{1,12})\s?MiB\s*\|"
 )
-_TABLE_GPU = re.compile(r"\|\s+(?P<gpu>\d+)\s+\S.*\|\s*[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:")
-_TABLE_USED = re.compile(r"(?P<used>\d+)MiB\s*/\s*(?P<total>\d+)MiB")
+_TABLE_GPU = re.compile(r"\|\s+(?P<gpu>\d{1,12})\s+\S.*\|\s*[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:")
+_TABLE_USED = re.compile(r"(?P<used>\d{1,12})MiB\s*/\s*(?P<total>\d{1,12})MiB")
 _QUERY = re.compile(r"--query-(?:compute-apps|accounted-apps)=(?P<columns>[\w.,]+)")
-_SAMPLE = re.compile(r"\s*(?:\S+[ T])?(?P<hours>\d+):(?P<minutes>\d\d)(?::\d\d)?[ ,]+(?P<mib>\d+)(?: ?MiB)?\s*$")
+_SAMPLE = re.compile(
+    r"\s*(?:\S+[ T])?(?P<hours>\d{1,12}):(?P<minutes>\d\d)(?::\d\d)?[ ,]+(?P<mib>\d{1,12})(?: ?MiB)?\s*$"
+)
 _GONE = re.compile(
     r"\((?:exited|dead|gone|no such process)\)|no such process|No such file or directory|<defunct>", re.I
 )
@@ -95,7 +98,7 @@ class Transcript:
         if len(self.lines) >= MOST_LINES:
             return False
         self.hit = self.hit or hit
-        self.lines.append(raw[:4096].decode("utf-8", "replace").rstrip())
+        self.lines.append(raw[:4096].decode("ascii", "replace").rstrip())
         return True
 
     def judge(self) -> list[Incident]:
@@ -129,7 +132,7 @@ def read(lines: list[str]) -> Seen:
                 columns = asked
             _note_command(seen, match[1])
             continue
-        if HOST_PID_NAMESPACE in text or re.search(r"pid:\[\d+\]", text):
+        if HOST_PID_NAMESPACE in text or re.search(r"pid:\[\d{1,12}\]", text):
             seen.host_namespace = HOST_PID_NAMESPACE in text
         if "No running processes found" in text:
             seen.nothing_runs = True
@@ -162,11 +165,11 @@ def _columns(command: str) -> tuple[str, ...]:
 def _note_command(seen: Seen, command: str) -> None:
     if re.search(r"\b(?:inside|in) (?:the |a )?(?:container|pod)|docker exec|kubectl exec", command):
         seen.in_container = True
-    if (match := re.search(r"(?:utilization|util)\S* max ?= ?(\d+)", command)) is not None:
+    if (match := re.search(r"(?:utilization|util)\S* max ?= ?(\d{1,12})", command)) is not None:
         seen.idle = int(match[1]) == 0
-    if (match := re.match(r"pid (\d+) .*(?:used_memory|MiB)", command)) is not None:
+    if (match := re.match(r"pid (\d{1,12}) .*(?:used_memory|MiB)", command)) is not None:
         seen.sampled_pid = int(match[1])
-    if (match := re.search(r"kill (?:-9|-KILL|-s KILL) (\d+)", command)) is not None:
+    if (match := re.search(r"kill (?:-9|-KILL|-s KILL) (\d{1,12})", command)) is not None:
         seen.killed.add(int(match[1]))
     if "--query-compute-apps" in command or re.match(r"after\b", command):
         seen.rows.clear()  # the newer list is the truth
@@ -179,9 +182,9 @@ def _note_command(seen: Seen, command: str) -> None:
 def _note_csv(seen: Seen, columns: tuple[str, ...], text: str) -> None:
     cells = dict(zip(columns, (cell.strip() for cell in text.split(",")), strict=False))
     pid, used = cells.get("pid", ""), cells.get("used_memory") or cells.get("used_gpu_memory") or ""
-    amount = re.match(r"(\d+)", used)
-    if pid.isdigit() and amount:
-        seen.rows.append(Row(int(pid), int(amount[1]) * MIB, cells.get("name") or cells.get("process_name") or ""))
+    amount = re.match(r"([0-9]+)", used)
+    if (held_by := number(pid)) is not None and amount:
+        seen.rows.append(Row(held_by, int(amount[1][:12]) * MIB, cells.get("name") or cells.get("process_name") or ""))
 
 
 def _note_ps(seen: Seen, command: str, text: str) -> list[int]:
@@ -189,12 +192,12 @@ def _note_ps(seen: Seen, command: str, text: str) -> list[int]:
     order = re.search(r"-?o +([\w,=]+)", command)
     names = [name.split("=")[0] for name in order[1].split(",")] if order else ["pid"]
     cells = text.split(None, len(names) - 1)
-    if "pid" not in names or len(cells) <= names.index("pid") or not cells[names.index("pid")].isdigit():
-        return []
     row = dict(zip(names, cells, strict=False))
-    pid = int(row["pid"])
-    if row.get("ppid", "").isdigit():
-        seen.parents[pid] = int(row["ppid"])
+    pid, parent = number(row.get("pid", "")), number(row.get("ppid", ""))
+    if pid is None:
+        return []
+    if parent is not None:
+        seen.parents[pid] = parent
     state = row.get("stat") or row.get("state") or row.get("s")
     if state:
         seen.states[pid] = state
@@ -211,10 +214,10 @@ def _finish_ps(seen: Seen, command: str, listed: list[int]) -> None:
 
 
 def _note_other(seen: Seen, command: str, text: str) -> None:
-    if (match := re.search(r"/proc/(\d+)\b", command)) is not None:
+    if (match := re.search(r"/proc/(\d{1,12})\b", command)) is not None:
         pid = int(match[1])
         if _GONE.search(text):
-            named = re.search(r"/proc/(\d+)\b", text)
+            named = re.search(r"/proc/(\d{1,12})\b", text)
             seen.gone.add(int(named[1]) if named else pid)
         elif "stack" in command and _STACK.search(text):
             seen.stuck.add(pid)
@@ -222,7 +225,7 @@ def _note_other(seen: Seen, command: str, text: str) -> None:
             seen.cgroups[pid] = container["id"]
         elif "status" in command and (state := re.match(r"State:\s+(\w)", text)) is not None:
             seen.states[pid] = state[1]
-        elif "stat" in command and (state := re.match(r"\d+ \(.*\) (\w) (\d+)", text)) is not None:
+        elif "stat" in command and (state := re.match(r"\d{1,12} \(.*\) (\w) (\d{1,12})", text)) is not None:
             seen.states[pid] = state[1]
             seen.parents[pid] = int(state[2])
     elif seen.containers is not None and re.match(r"(?:docker|podman|crictl) ps", command):

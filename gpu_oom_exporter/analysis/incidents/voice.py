@@ -66,7 +66,7 @@ LEAD_BYTES = 4096
 
 
 def own_voice(text: bytes, indent: int, start: int, loud: bool) -> bool:
-    """Whether what begins at *start* of *text* is said by the program; *loud* is a level of failure."""
+    """Whether what begins at *start* of *text* is the program's; *loud* is a level of failure."""
     if indent >= 4 and CODE.match(text) is not None:
         return False
     if start == 0:
@@ -106,8 +106,8 @@ def opens_quote(text: bytes) -> bool:
 
 LEVEL_KEYS = ("levelname", "log.level", "severity", "level", "Level", "lvl")
 TEXT_KEYS = (
-    "logger", "message", "msg", "Message", "error", "err", "error.message", "event", "exception", "exc_info", "exc_text",
-    "stack", "stacktrace", "stack_trace", "traceback",
+    "logger", "message", "msg", "Message", "error", "err", "error.message", "event", "exception", "exc_info",
+    "exc_text", "stack", "stacktrace", "stack_trace", "traceback",
 )  # fmt: skip
 SYSLOG_WARNING, PINO_WARNING = 4, 40
 

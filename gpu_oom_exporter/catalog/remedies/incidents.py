@@ -17,7 +17,8 @@ from typing import Any
 class Remedy:
     """One thing to do, a command where there is one, or (*against*) one that circulates and does not help here.
 
-    Right for *engines* (any when empty), from version *since* on and before version *before*.
+    Right for *engines* (any when empty), from version *since* on and before version *before*, and where *when* is
+    given, only if that field of the incident has one of those values.
     ``{pid}``, ``{pci}`` and other fields of the incident are filled in where they are known.
     """
 
@@ -27,6 +28,7 @@ class Remedy:
     since: str = ""
     before: str = ""
     against: bool = False
+    when: tuple[str, frozenset[Any]] | None = None
 
     @property
     def versions(self) -> str:
@@ -82,7 +84,7 @@ NO_GRAPH_ESTIMATE = Remedy(
     "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0",
     "the estimate of graph memory is too high for many capture sizes; a wrong guess fails later, at capture",
     V,
-    "0.20",
+    "0.21",
 )
 KV_FP8 = Remedy(
     "--kv-cache-dtype fp8",
@@ -234,7 +236,7 @@ SHM_K8S = Remedy("Kubernetes: an emptyDir with medium: Memory at /dev/shm", "cou
 SHM_LOOK = Remedy("df -h /dev/shm; ls -l /dev/shm", "in the container; segments of dead processes may be deleted")
 DRIVER_LOG = Remedy("dmesg -T | grep -i -E 'NVRM|Xid'", "the first Xid is the cause, later ones follow from it")
 CORDON = Remedy(
-    "drain the node, then: nvidia-smi --gpu-reset -i {pci}",
+    "drain the node, then: nvidia-smi --gpu-reset -i {gpu_id}",
     "needs root and no user of the GPU; on NVSwitch systems it disturbs the peers",
 )
 DIAGNOSE = Remedy("dcgmi diag -r 3", "on the drained GPU")
@@ -287,12 +289,13 @@ ADVICE: Mapping[str, tuple[Remedy, ...]] = {
         HEADLESS, *_NOT_FOR_SERVING,
     ),
     "cuda_oom_fraction_limit": (
-        Remedy("raise the fraction: torch.cuda.set_per_process_memory_fraction, --cuda-memory-fraction", "the GPU has room; somebody set this limit"), TGI_PREFILL, HOLDERS, *_NOT_FOR_SERVING,
+        Remedy("raise the fraction: torch.cuda.set_per_process_memory_fraction", "the GPU has room; somebody set this limit"), Remedy("raise --cuda-memory-fraction", "", T), HOLDERS, *_NOT_FOR_SERVING,
     ),
     "cuda_oom_sleep_wake": (
         HOLDERS, RELEASE, Remedy("wake the engine before other engines take the GPU, and never put it to sleep with requests in flight", "", V),
         Remedy("wake_up with tags: weights first, then kv_cache", "needs the peak only once", V, "0.8"), KV_BYTES,
-        Remedy("unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF", "not compatible with the sleep allocator", V, before="0.20.1"), FUSER_NOT,
+        Remedy("unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF", "not compatible with the sleep allocator", V, before="0.20.1"),
+        Remedy("unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF", "torch_memory_saver gives nothing back with it", S), FUSER_NOT,
     ),
     "cuda_oom_library": (
         HOLDERS, RELEASE, LOWER, SGLANG_LOWER, Remedy("leave 1 to 2 GiB outside of the pool for cuBLAS workspaces and NCCL buffers"),
@@ -321,7 +324,7 @@ ADVICE: Mapping[str, tuple[Remedy, ...]] = {
         SWAP, SWAP_GONE, KV_OFFLOAD, PREEMPT_MODE, CHUNKED, TP, SGLANG_TP,  LLAMA_KV, STATS_NOT,
     ),
     "startup_free_memory_below_target": (
-        HOLDERS, RELEASE, Remedy("wait until the old engine has ended before the new one starts", "taking 80 GB down needs more than 5 s", V), LOWER, KV_BYTES, HEADLESS, FUSER_NOT, EXPANDABLE_NOT, STATS_NOT,
+        HOLDERS, RELEASE, Remedy("--gpu-memory-utilization {fitting_utilization}", "the share that is free now, with a smaller KV cache", V), Remedy("wait until the old engine has ended before the new one starts", "taking 80 GB down needs more than 5 s", V), LOWER, KV_BYTES, HEADLESS, FUSER_NOT, EXPANDABLE_NOT, STATS_NOT,
     ),
     "memory_profiling_race": (
         Remedy("start the engines of one GPU one after the other", "wait for /health of the first"), HOLDERS, KV_BYTES, FUSER_NOT,
@@ -332,8 +335,9 @@ ADVICE: Mapping[str, tuple[Remedy, ...]] = {
     ),
     "allocator_config_conflict": (
         Remedy("unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF", "always right"),
-        Remedy("--disable-custom-all-reduce", "keeps expandable segments with tensor parallelism; all-reduce goes through NCCL", V),
-        Remedy("update to 0.20.1 or newer", "turns expandable segments off around the sleep allocator by itself", V, before="0.20.1"),
+        Remedy("--disable-custom-all-reduce", "keeps expandable segments with tensor parallelism; all-reduce goes through NCCL", V, when=("setting", frozenset({"custom_all_reduce"}))),
+        Remedy("update to a release from June 2026 or later", "its custom all-reduce takes expandable segments", S, when=("setting", frozenset({"custom_all_reduce"}))),
+        Remedy("update to 0.20.1 or newer", "turns expandable segments off around the sleep allocator by itself", V, before="0.20.1", when=("setting", frozenset({"expandable_segments"}))),
     ),
     "alloc_retry_recovered": (Remedy("nothing: start-up went on"), LLAMA_BATCH, LLAMA_CONTEXT, OLLAMA_CONTEXT),
     "gpu_kernel_smem_limit": (
@@ -341,7 +345,7 @@ ADVICE: Mapping[str, tuple[Remedy, ...]] = {
         Remedy("--shm-size", "that is /dev/shm, not the GPU's on-chip memory", against=True),
     ),
     "cuda_illegal_memory_access": (UPDATE_ENGINE, BLOCKING, Remedy("--enforce-eager, once", "tells whether the graphs are at fault", V), DRIVER_LOG, EXPANDABLE_NOT),
-    "model_exceeds_system_memory": (RAM, Remedy("a smaller quantisation of the model"), OLLAMA_CONTEXT, MORE_RAM, LLAMA_LAYERS),
+    "model_exceeds_system_memory": (RAM, Remedy("lower --gpu-memory-utilization", "on the CPU backend it is a share of RAM", V), SHORTER, Remedy("a smaller quantisation of the model"), OLLAMA_CONTEXT, MORE_RAM, LLAMA_LAYERS),
     "host_alloc_failure": (RAM, LESS_RAM, SAFETENSORS, MORE_RAM, LLAMA_CONTEXT, Remedy("sysctl vm.overcommit_memory vm.max_map_count", "2 refuses large maps although RAM is free"), EXPANDABLE_NOT),
     "host_pinned_alloc_failed": (Remedy("ulimit -l unlimited (docker: --ulimit memlock=-1)"), Remedy("GGML_CUDA_NO_PINNED=1", "silences it; transfers stay pageable", L), RAM),
     "host_cache_pool_full": (Remedy("raise LMCACHE_MAX_LOCAL_CPU_SIZE", "takes that much RAM", ("lmcache",)), Remedy("nothing, while the hit rate is good enough"),),
@@ -369,12 +373,23 @@ ADVICE: Mapping[str, tuple[Remedy, ...]] = {
         Remedy("kill -USR1 of gpu-oom-exporter", "makes this exporter let go of the driver"), FUSER_NOT,
     ),
     "gpu_app_fault": (UPDATE_ENGINE, BLOCKING, Remedy("restart the application", "the GPU itself is fine unless it repeats on one PCI address"), DIAGNOSE),
-    "gpu_ecc_error": (Remedy("drain the GPU now"), CORDON, DIAGNOSE, Remedy("nvidia-smi -q -d ROW_REMAPPER,ECC", "a failed or exhausted remap means replacement")),
+    "gpu_ecc_error": (
+        Remedy("restart the application; it used the page that failed", "Xid 94 is contained: other applications go on", when=("xid", frozenset({94}))),
+        Remedy("drain the GPU now", when=("xid", frozenset({48, 64, 95, 140, 171, 172}))), CORDON, DIAGNOSE,
+        Remedy("nvidia-smi -q -d ROW_REMAPPER,ECC", "a failed or exhausted remap means replacement"),
+    ),
     "gpu_lost": (Remedy("drain the node and power-cycle it", "a reset cannot reach a GPU that is off the bus"), DRIVER_LOG, Remedy("check power, temperature and seating; replace when it repeats")),
     "gpu_driver_fault": (Remedy("drain the GPU"), CORDON, Remedy("reboot, if the reset is refused"), Remedy("update the driver", "GSP timeouts are fixed branch by branch")),
     "nvlink_fault": (Remedy("drain the node"), Remedy("nvidia-smi nvlink -s; nvidia-smi nvlink -e"), CORDON, Remedy("systemctl status nvidia-fabricmanager")),
-    "gpu_recovery_required": (Remedy("do what the driver asks: {recovery_action}"), Remedy("nvidia-smi -q | grep -A3 'GPU Recovery'"), CORDON),
-    "gpu_xid_info": (Remedy("nothing by itself"), DRIVER_LOG, Remedy("63: reset the GPU when convenient, so that the remapped row is used")),
+    "gpu_recovery_required": (
+        Remedy("do what the driver asks: {recovery_action}"), Remedy("drain the node and reboot it", when=("recovery_action", frozenset({"Node Reboot Required"}))),
+        Remedy("drain the node, then: nvidia-smi --gpu-reset -i {gpu_id}", "needs root and no user of the GPU", when=("recovery_action", frozenset({"GPU Reset Required", "Drain and Reset"}))),
+        Remedy("nvidia-smi -q | grep -A3 'GPU Recovery'", "tells what is still asked for"),
+    ),
+    "gpu_xid_info": (
+        Remedy("nothing by itself"), DRIVER_LOG, Remedy("reset the GPU when convenient, so that the remapped row is used", when=("xid", frozenset({63}))),
+        Remedy("look at the application: its channel was reset after its own error", when=("xid", frozenset({43, 45}))),
+    ),
     "nvrm_alloc_failure": (DRIVER_LOG, Remedy("free -h; nvidia-smi", "kernel memory or GPU memory may be short"), HOLDERS, UPDATE_ENGINE),
     "display_vram_pressure": (HEADLESS, LOWER, Remedy("move the display to another GPU")),
     "docker_gpus_flag_unsupported": (Remedy("docker version", "--gpus needs a client from 19.03 on"), Remedy("write --gpus all as two words", "one quoted word gives the same text"), TOOLKIT),
@@ -399,8 +414,10 @@ def version_key(version: str) -> tuple[int, ...] | None:
     return tuple(int(number or 0) for number in numbers.groups()) if numbers else None
 
 
-def _right(remedy: Remedy, engine: str, version: str) -> bool:
+def _right(remedy: Remedy, fields: Mapping[str, Any], engine: str, version: str) -> bool:
     if engine and remedy.engines and engine not in remedy.engines:
+        return False
+    if remedy.when is not None and fields.get(remedy.when[0]) not in remedy.when[1]:
         return False
     known = version_key(version) if engine and engine in remedy.engines else None
     if known is None:
@@ -409,11 +426,27 @@ def _right(remedy: Remedy, engine: str, version: str) -> bool:
     return (since is None or known >= since) and (before is None or known < before)
 
 
+def _derived(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """*fields*, with what follows from them: the GPU as nvidia-smi wants it named, the share of it that is free."""
+    more = dict(fields)
+    if "pci" in fields:
+        more["gpu_id"] = f"{fields['pci']}.0"
+    if fields.get("total_bytes") and "free_bytes" in fields:
+        share = int(100 * fields["free_bytes"] / fields["total_bytes"]) / 100
+        if 0 < share < 1:
+            more["fitting_utilization"] = share
+    return more
+
+
 def advise(category: str, fields: Mapping[str, Any], engine: str = "", version: str = "") -> list[str]:
     """What helps in this incident, in order, as sentences; *engine* and *version* may be unknown (empty)."""
     told = []
-    for remedy in sorted(ADVICE.get(category, ()), key=lambda row: row.against):
-        if not _right(remedy, engine, version):
+    fields = _derived(fields)
+    # without a known engine, what is right for all comes first
+    for remedy in sorted(
+        ADVICE.get(category, ()), key=lambda row: (row.against, bool(row.engines) and (row.against or not engine))
+    ):
+        if not _right(remedy, fields, engine, version):
             continue
         text = _fill(remedy.do, fields)
         if text is None:
@@ -427,7 +460,7 @@ def advise(category: str, fields: Mapping[str, Any], engine: str = "", version: 
     return told
 
 
-_PLACEHOLDERS = {"pci": "GPU-UUID", "pid": "PID", "unit": "", "root_pid": "PID", "host": "HOST"}
+_PLACEHOLDERS = {"gpu_id": "GPU-UUID", "pid": "PID", "unit": "", "root_pid": "PID", "host": "HOST"}
 """What stands for a field that is not known; without an entry the whole row is left out."""
 
 

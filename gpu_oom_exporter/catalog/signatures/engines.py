@@ -15,6 +15,14 @@ SGLANG = (
         near_misses=('    "Not enough memory. Please try to increase --mem-fraction-static."',),
     ),
     Signature(
+        name="sglang_start",
+        anchor="server_args=ServerArgs(",
+        pattern=r"^server_args=ServerArgs\(",
+        role=Role.START,
+        engine="sglang",
+        examples=("[2025-04-11 09:20:41] server_args=ServerArgs(model_path='m', tokenizer_path='m')",),
+    ),
+    Signature(
         name="sglang_profiled_value",
         anchor="larger than the profiled value",
         pattern=r"max_total_tokens=\d+ is larger than the profiled value (?P<profiled_max_tokens>-?\d+)",
@@ -589,6 +597,7 @@ OTHERS = (
             ("capture_begin", "graph", "Capture cuda graph begin", r"^Capture cuda graph begin", "[2025-04-11 09:20:41 TP7] Capture cuda graph begin. This can take up to several minutes."),
             ("capture_end", "none", "apture cuda graph end", r"^Capture cuda graph end", "[2025-04-11 09:20:41 TP7] Capture cuda graph end. Time elapsed: 5.2 s"),
             ("capture_done", "none", "Graph capturing finished", r"^Graph capturing finished", "INFO 10-25 13:08:43 [gpu_model_runner.py:3480] Graph capturing finished in 5 secs, took 0.65 GiB"),
+            ("fired_up", "runtime", "The server is fired up", r"^The server is fired up", "[2025-04-11 09:21:41] The server is fired up and ready to roll!"),
             ("ready", "runtime", "Application startup complete", r"Application startup complete", "INFO:     Application startup complete."),
         )
     ),

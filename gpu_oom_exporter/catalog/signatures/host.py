@@ -82,6 +82,23 @@ KERNEL = (
         examples=("inference.service: Failed with result 'oom-kill'.",),
         near_misses=("inference.service: Failed with result 'timeout'.",),
     ),
+    *(
+        Signature(
+            name=name,
+            anchor=anchor,
+            pattern=pattern,
+            category=category,
+            any_level=True,
+            examples=(example,),
+        )
+        for name, category, anchor, pattern, example in (
+            ("kubelet_system_oom", "host_oom_kill_global", "System OOM encountered", r"System OOM encountered, victim process: (?P<task>[^,]*), pid: (?P<pid>\d+)", "Warning  SystemOOM  2m  kubelet  System OOM encountered, victim process: python3, pid: 69666"),
+            ("docker_event_oom", "host_oom_kill_cgroup", "container oom ", r"^(?:\S+ )?container oom [0-9a-f]{12,64}", "2026-12-01T10:00:00.000000000Z container oom 7d1c0a9b8c7d (image=vllm/vllm-openai, name=vllm)"),
+            ("containerd_task_oom", "host_oom_kill_cgroup", "TaskOOM", r"TaskOOM event", 'level=info msg="TaskOOM event container_id:7d1c"'),
+            ("slurm_oom_event", "host_oom_kill_cgroup", "oom_kill event", r"Detected (?P<killed_processes>\d+) oom_kill events? in", "slurmstepd: error: Detected 1 oom_kill event in StepId=123.0. Some of the step tasks have been OOM Killed."),
+            ("slurm_task_oom", "host_oom_kill_cgroup", ": Out Of Memory", r"srun: error: \S+: tasks? \S+: Out Of Memory", "srun: error: gpu7: task 0: Out Of Memory"),
+        )
+    ),
     Signature(
         name="systemd_oomd_killed",
         anchor="Killed /",
@@ -116,9 +133,9 @@ KERNEL = (
             near_misses=near_misses,
         )
         for name, pattern, example, near_misses in (
-            ("reason", r"(?i:reason)[\"']?[:=]\s*[\"']?OOMKilled", "      Reason:       OOMKilled", ("the alert KubePodOOMKilled was silenced",)),
+            ("reason", r"(?i:reason)[\"']?[:=]\s*[\"']?OOMKilled[\"']?\s*(?:$|[,;})])", "      Reason:       OOMKilled", ("the alert KubePodOOMKilled was silenced", "The container ends with reason: OOMKilled when over its limit")),
             ("docker", r"[\"']?OOMKilled[\"']?\s*[:=]\s*true", '            "OOMKilled": true,', ('            "OOMKilled": false,',)),
-            ("pods", r"^\S+ +\d+/\d+ +OOMKilled\b", "vllm-0                 0/1     OOMKilled   3 (40s ago)   5m", ()),
+            ("pods", r"^(?:\S+ +)?(?P<pod>\S+) +\d+/\d+ +(?:Init:)?OOMKilled\b", "vllm-0                 0/1     OOMKilled   3 (40s ago)   5m", ()),
         )
     ),
     *(
@@ -184,6 +201,21 @@ KILLED = (
         pattern=r"Signal (?P<signal>9) \(SIGKILL\) received by PID (?P<pid>\d+)",
         category="worker_sigkilled",
         examples=("  traceback : Signal 9 (SIGKILL) received by PID 4242",),
+    ),
+    *(
+        Signature(
+            name=name,
+            anchor=anchor,
+            pattern=pattern,
+            category="worker_sigkilled",
+            any_level=True,
+            fields={"signal": 9},
+            examples=(example,),
+        )
+        for name, anchor, pattern, example in (
+            ("supervisord_sigkill", "terminated by SIGKILL", r"exited: (?P<worker>\S+) \(terminated by SIGKILL; not expected\)", "2026-12-01 10:00:00,123 WARN exited: vllm (terminated by SIGKILL; not expected)"),
+            ("pm2_sigkill", "via signal [SIGKILL]", r"App \[(?P<worker>[^\]]+)\] exited with code \[\d+\] via signal \[SIGKILL\]", "PM2        | App [vllm:0] exited with code [0] via signal [SIGKILL]"),
+        )
     ),
     Signature(
         name="mpirun_signal_9",
@@ -324,10 +356,10 @@ HOST = (
     Signature(
         name="bad_alloc",
         anchor="std::bad_alloc",
-        pattern=r"std::bad_alloc",
+        pattern=r"(?:what\(\): +|instance of '|: |^)std::bad_alloc(?:'|$|[\s,.;)\"])",
         category="host_alloc_failure",
         examples=("0.02.853.935 E llama_init_from_model: failed to initialize the context: std::bad_alloc",),
-        near_misses=("    } catch (const std::bad_alloc & e) {",),
+        near_misses=("    } catch (const std::bad_alloc & e) {", "#5 0x00007f in std::bad_alloc::~bad_alloc() () from libstdc++.so", "  - std::bad_alloc"),
     ),
     Signature(
         name="ggml_host_malloc",

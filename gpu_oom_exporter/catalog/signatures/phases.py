@@ -24,7 +24,7 @@ FRAMES: tuple[tuple[str, str], ...] = (
     ("kv_alloc", r"in (?:_allocate_kv_cache\w*|allocate_kv_cache\w*|_allocate_gpu_cache|allocate_gpu_cache|initialize_kv_cache\w*"
      r"|initialize_from_config|init_cache_engine|_init_cache_engine|initialize_cache|init_memory_pool|init_kv_cache\w*|_create_buffers"
      r"|build_cache_engine|_reshape_kv_cache\w*)$|/cache_engine\.py"),
-    ("weights", r"in (?:load_model|\w*(?:load|create)_\w*weights?\w*|_initialize_model|initialize_model"
+    ("weights", r"in (?:load_model|\w*(?:load|create|get)_\w*weights?\w*|_initialize_model|initialize_model"
      r"|process_weights_after_loading|from_pretrained|_load_pretrained_model|weight_loader|get_sharded|get_tensor"
      r"|get_multi_weights\w*|load_checkpoint\w*|load_state_dict|_load_w\d+)$|/model_loader/"),
     ("training", r"in (?:backward|_engine_run_backward|run_backward|optimizer_step|training_step|_take_optimizer_step|_init_group)$"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from gpu_oom_exporter.catalog.signatures.signature import PCI, Role, Signature
 from gpu_oom_exporter.catalog.xids import XID_CATEGORY, XID_OTHER
 
-_XID = rf"Xid \((?:PCI:)?(?P<pci>{PCI})(?: GPU-I:(?P<mig_gi>\d+))?\): "
+_XID = rf"(?:(?:^|[\]:|] )NVRM: |^)Xid \((?:PCI:)?(?P<pci>{PCI})(?: GPU-I:(?P<mig_gi>\d+))?\): "
 
 DRIVER = (
     Signature(
         name="xid",
         anchor="Xid (",
         pattern=_XID
-        + r"(?P<xid>\d|[0-9]\d|1[0-46-9]\d|15[0-35-9]|[2-9]\d\d)(?:, pid='?(?P<pid>\d+|<unknown>)'?)?(?:, name=(?P<process>[\w./:-]+))?(?:,|$| )",
+        + r"(?P<xid>\d|[0-9]\d|1[0-46-9]\d|15[0-35-9]|[2-9]\d\d)(?:, pid='?(?P<pid>\d+|<unknown>)'?)?(?:, name=(?P<process>[^,<]+))?(?:,|$|[ <])",
         by=("xid", XID_CATEGORY, XID_OTHER),
         examples=(
             "[ 84.731000] NVRM: Xid (PCI:0000:c1:00): 119, pid=6049, name=nvidia-persiste, Timeout after 45s of waiting for RPC response",
@@ -20,7 +20,7 @@ DRIVER = (
             "NVRM: Xid (PCI:0000:41:00 GPU-I:03): 31, pid=77, name=python, Ch 00000008",
             "[88001.000001] NVRM: Xid (PCI:0000:17:00): 48, pid='<unknown>', name=<unknown>, DBE (double bit error) ECC error",
         ),
-        near_misses=("the runbook says: Xid 79 means power cycle",),
+        near_misses=("the runbook says: Xid 79 means power cycle", "kernel log shows NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=x"),
     ),
     Signature(
         name="xid_recovery_action",
@@ -29,6 +29,13 @@ DRIVER = (
         category="gpu_recovery_required",
         examples=("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",),
         near_misses=("NVRM: Xid (PCI:0009:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",),
+    ),
+    Signature(
+        name="device_plugin_xid",
+        anchor="XidCriticalError: Xid=",
+        pattern=r"XidCriticalError: Xid=(?P<xid>\d{1,3}) on Device=",
+        by=("xid", XID_CATEGORY, XID_OTHER),
+        examples=("XidCriticalError: Xid=79 on Device=GPU-5a7f, the device will go unhealthy.",),
     ),
     Signature(
         name="fallen_off_the_bus",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from gpu_oom_exporter.analysis.incidents import Classifier
 from gpu_oom_exporter.analysis.incidents.episodes import LONGEST_LINES
 from gpu_oom_exporter.analysis.incidents.scanning import END_BYTES, LONGEST_BYTES, PAST_BYTES
 from tests.analysis.incidents.test_folding import oom
 from tests.eval_incidents import classify
 
+E = "RuntimeError: CUDA error: out of memory"
 ISO = "2026-03-04T05:06:07.100000123Z"
 
 
@@ -109,3 +112,41 @@ def test_no_line_end() -> None:
     """The last line counts without its end."""
     assert len(classify(oom().encode())) == 1
     assert classify(b"") == []
+
+
+HUGE = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"level":"error","msg":"\\ud800 CUDA error: out of memory"}',
+        "ValueError: Free memory on device (1/2 GiB) on startup is less than desired GPU memory utilization (0.9.1, 71.24 GiB).",
+        f"(EngineCore_DP0 pid={HUGE}) ERROR {oom()}",
+        f"[rank{HUGE}]: {oom()}",
+        f"Jan  9 11:20:31 node app[{HUGE}]: {oom()}",
+        oom(extra=f"Process {HUGE} has 1.00 GiB memory in use. "),
+        f"RuntimeError: CUDA out of memory. Tried to allocate {HUGE[:400]} GiB.",
+        '{"MESSAGE": "CUDA error: out of memory", "_PID": "²"}',
+        f'{{"MESSAGE": "CUDA error: out of memory", "_PID": "{HUGE}"}}',
+        "# nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv,noheader\n²², ²² MiB, python",
+        "# ps -o pid,ppid,stat,comm\n²² ² R python",
+        "[" * 100_000 + "CUDA error: out of memory",
+        '{"a":' * 100_000 + '"CUDA error: out of memory"',
+    ],
+    ids=lambda line: line[:40],
+)
+def test_hostile(line: str) -> None:
+    """Numbers that are none, halves of characters, endless nesting: nothing is raised, and nothing absurd is told."""
+    for incident in classify(line.encode("utf-8", "surrogatepass") + b"\n"):
+        assert all(abs(value) < 1e19 for value in incident.fields.values() if isinstance(value, int))
+
+
+def test_endless_pieces() -> None:
+    """Pieces that never end are read as far as they came, again and again, in linear time."""
+    part = f"{ISO} stdout P {E}\n".encode()
+    classifier = Classifier()
+    for _ in range(50):
+        classifier.feed(part * 400)
+        assert sum(split.size for split in classifier._pieces._open.values()) <= LONGEST_BYTES + 100
+    assert classifier.low_water < classifier.scanner.offset

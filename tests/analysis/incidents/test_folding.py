@@ -181,3 +181,127 @@ def test_error_body() -> None:
     assert categories('{"error": {"message": "' + said + '"}, "request": "r1"}') == []
     assert categories('{"levelname": "ERROR", "name": "vllm", "message": "' + said + '"}') == ["cuda_oom_generic"]
     assert categories('{"levelname": "INFO", "name": "vllm", "message": "' + said + '"}') == []
+
+
+def test_same_process_again() -> None:
+    """A later incident of the same process has its own traceback read, however often it failed before."""
+
+    def burst(minute: int) -> list[str]:
+        prefix = f"(Worker_TP0 pid=7) ERROR 10-25 13:{minute:02d}:43 [x.py:1] "
+        return [
+            prefix + "Traceback (most recent call last):",
+            prefix + '  File "/v/worker.py", line 1, in execute_model',
+            prefix + oom(),
+        ]
+
+    assert categories(*burst(1) * 6, *burst(30)) == ["cuda_oom_runtime"] * 2
+    lines = "\n".join((*burst(1) * 6, *FILLER * 2500, *burst(2))).encode()
+    assert (
+        [i.category for i in classify(lines)]
+        == [i.category for i in classify(lines, chunk=2000)]
+        == ["cuda_oom_runtime"] * 2
+    )
+
+
+def test_restart_loop() -> None:
+    """Containers give the same PIDs again: each start of the engine core is a run of its own."""
+    lines = []
+    for minute in range(3):
+        lines += [
+            f"(EngineCore_DP0 pid=77) INFO 10-25 13:0{minute}:00 [core.py:133] Initializing a V1 LLM engine (v0.11.0) with config: model='m'",
+            f"(EngineCore_DP0 pid=77) ERROR 10-25 13:0{minute}:30 [core.py:708] ValueError: No available memory for the cache blocks. Try",
+            "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        ]
+    found = classify("\n".join(lines).encode())
+    assert [incident.category for incident in found] == ["kv_cache_no_blocks"] * 3
+    assert {"0.11.0"} == {incident.version for incident in found}
+
+
+def test_several_victims() -> None:
+    """Workers, units and pods are told apart by name where there is no PID."""
+    killed = "Worker proc VllmWorker-{} died unexpectedly (exit code: -9), shutting down executor."
+    assert len(categories(killed.format(1), killed.format(3), killed.format(1))) == 2
+    assert (
+        len(categories("a.service: Failed with result 'oom-kill'.", "b.service: Failed with result 'oom-kill'.")) == 2
+    )
+    assert len(categories("vllm-0   0/1   OOMKilled   3   5m", "vllm-1   0/1   OOMKilled   3   5m")) == 2
+
+
+def test_death_told_again() -> None:
+    """The API server reports the same dead engine for every request, for minutes."""
+    lines = [DEAD.replace("11:02", f"11:{minute:02d}") for minute in range(2, 40, 3)]
+    assert categories(*lines) == ["engine_core_died"]
+    first = f"ERROR 06-19 11:02:40 [core.py:1] {oom()}"
+    assert categories(first, *lines) == ["cuda_oom_generic"]
+
+
+def test_other_victims() -> None:
+    """A JVM that the kernel killed does not explain a worker's SIGKILL; another pod's admission no death."""
+    kernel = "Jan  9 11:20:31 node kernel: Out of memory: Killed process 812 ({}) total-vm:1kB, anon-rss:1024kB, file-rss:1kB"
+    worker = "Jan  9 11:20:33 node vllm[700]: Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor."
+    assert categories(kernel.format("pt_main_thread"), worker) == ["host_oom_kill_global"]
+    assert categories(kernel.format("java"), worker) == ["host_oom_kill_global", "worker_sigkilled"]
+    admission = "Pod Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested:1, Available: 0, which is unexpected"
+    assert categories(admission, DEAD) == ["k8s_gpu_unavailable", "engine_core_died"]
+
+
+def test_xid_order() -> None:
+    """The channel removal may be printed before the Xid that caused it."""
+    removed = "[1.0] NVRM: Xid (PCI:0000:81:00): 45, pid=7, name=python, Ch 00000011"
+    lost = "[1.1] NVRM: Xid (PCI:0000:81:00): 79, pid=7, name=python, GPU has fallen off the bus."
+    assert categories(removed, lost) == ["gpu_lost"]
+
+
+def test_nodes_and_replicas() -> None:
+    """Equal PIDs on two nodes, and the KV pools of two replicas, are not one."""
+    assert (
+        len(
+            categories(
+                f"(RayWorkerWrapper pid=10, ip=10.0.0.1) {oom()}", f"(RayWorkerWrapper pid=10, ip=10.0.0.2) {oom()}"
+            )
+        )
+        == 2
+    )
+    retract = "[2026-05-24 03:51:47 {}] KV cache pool is full. Retract requests. #retracted_reqs: 2, #new_token_ratio: 0.1 -> 0.3"
+    assert len(categories(retract.format("DP0 TP0"), retract.format("DP1 TP0"), retract.format("DP0 TP1"))) == 2
+
+
+def test_backends() -> None:
+    """A proxy's paths are not backends of their own; its backends are."""
+    line = '2026/03/01 10:11:12 [error] 29#29: *1 connect() failed (111: Connection refused) while connecting to upstream, upstream: "http://127.0.0.1:{}", host: "h"'
+    assert len(categories(line.format("8000/v1/models"), line.format("8000/v1/completions"))) == 1
+    assert len(categories(line.format("8000/v1/models"), line.format("8001/v1/models"))) == 2
+
+
+def test_turn_of_the_year() -> None:
+    """Stamps without a year go on over New Year's Eve; offsets of time zones are minded."""
+    assert (
+        len(categories(f"ERROR 12-31 23:59:59 [core.py:1] {oom()}", f"ERROR 01-01 00:00:02 [core.py:1] {oom()}")) == 1
+    )
+    assert len(categories(f"2026-10-25T02:59:59+02:00 {oom()}", f"2026-10-25T02:00:01+01:00 {oom()}")) == 1
+    assert len(categories(f"2026-10-25T02:59:59+02:00 {oom()}", f"2026-10-25T02:59:59+01:00 {oom()}")) == 2
+
+
+def test_small_pool() -> None:
+    """A process that has hardly begun on a GPU full of others is not fragmented."""
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.00 GiB "
+        "is free. Process 999 has 70.00 GiB memory in use. Including non-PyTorch memory, this process has 8.00 GiB memory in use. Of the "
+        "allocated memory 100.00 MiB is allocated by PyTorch, and 200.00 MiB is reserved by PyTorch but unallocated."
+    )
+    assert categories(text) == ["cuda_oom_co_tenant"]
+
+
+def test_ready_server() -> None:
+    """What runs out after the server came up was serving."""
+    assert categories("INFO:     Application startup complete.", f"(EngineCore pid=7) {oom()}") == ["cuda_oom_runtime"]
+    assert categories(
+        "[2025-04-11 09:21:41] The server is fired up and ready to roll!", f"[2025-04-11 09:22:41 TP0] {oom()}"
+    ) == ["cuda_oom_runtime"]
+
+
+def test_units_in_one_journal() -> None:
+    """The phase of one unit is not another's."""
+    loading = "Jan  9 11:20:31 node vllm[10]: Loading safetensors checkpoint shards:   3% Completed | 1/37"
+    assert categories(loading, f"Jan  9 11:20:32 node comfy[11]: {oom()}") == ["cuda_oom_generic"]
+    assert categories(loading, f"Jan  9 11:20:32 node vllm[10]: {oom()}") == ["cuda_oom_weights_load"]
