@@ -37,7 +37,7 @@ LARGE_BYTES = 32 << 20
 PLAN_STEPS = 4
 """How many remedies the text shows; JSON and the runbook have all."""
 
-BAR_CELLS = 58
+BAR_CELLS, LEGEND_CELLS = 58, 76
 BINARY_JOURNAL = b"LPKSHHRH"
 """How a file of systemd-journald begins."""
 
@@ -176,11 +176,14 @@ def told(name: str, incident: Incident, hint: str) -> RenderableType:
     who += [f"GPU {incident.fields['gpu']}"] if "gpu" in incident.fields else []
     head = Text.assemble((f" {incident.severity.upper()} ", STYLES[incident.severity]), " ")
     head.append(CATEGORIES[incident.category].title, style="bold")
-    parts: list[RenderableType] = [head, Padding(Text(", ".join((where, *who)), style="dim"), (0, 0, 0, 2))]
+    parts: list[RenderableType] = [
+        head,
+        Padding(Text(", ".join((where, *who)), style="dim"), (0, 0, 0, 2), expand=False),
+    ]
     picture = draw(incident)
     if picture is not None:
-        parts.append(Padding(picture, (0, 0, 0, 2)))
-    parts.append(Padding(Text(printable(cause(incident))), (0, 0, 0, 2)))
+        parts.append(Padding(picture, (0, 0, 0, 2), expand=False))
+    parts.append(Padding(Text(printable(cause(incident))), (0, 0, 0, 2), expand=False))
     advice = advise(incident.category, incident.fields, incident.engine, version)
     steps = [line for line in advice if not line.startswith("do not: ")][:PLAN_STEPS]
     plan = Table.grid(padding=(0, 2, 0, 0))
@@ -189,7 +192,7 @@ def told(name: str, incident: Incident, hint: str) -> RenderableType:
     for line in [line for line in advice if line.startswith("do not: ")][:1]:
         plan.add_row(Text("not", style="bold red"), Text(line.removeprefix("do not: "), style="dim"))
     plan.add_row(Text("more", style="dim"), Text(runbook(incident.category), style="dim"))
-    return Group(*parts, Padding(plan, (0, 0, 0, 2)), Text(""))
+    return Group(*parts, Padding(plan, (0, 0, 0, 2), expand=False), Text(""))
 
 
 def draw(incident: Incident) -> Text | None:
@@ -209,7 +212,7 @@ def draw(incident: Incident) -> Text | None:
     ]
     scale = max(total, sum(count for _, count, _, _ in parts))
     bar = Text()
-    legend = Text()
+    legend: list[Text] = []
     left = BAR_CELLS
     for label, count, cell, style in parts:
         if not count:
@@ -217,11 +220,15 @@ def draw(incident: Incident) -> Text | None:
         cells = min(left, max(1, round(count / scale * BAR_CELLS)))
         left -= cells
         bar.append(cell * cells, style=style)
-        legend.append(cell, style=style)
-        legend.append(f" {label} {size(count)}  ")
+        legend.append(Text.assemble((cell, style), f" {label} {size(count)}"))
     bar.append(f" {size(total)}")
     if (tried := fields.get("tried_bytes")) is not None:
-        legend.append(f"wanted {size(tried)}", style="bold")
+        legend.append(Text(f"wanted {size(tried)}", style="bold"))
     elif (desired := fields.get("desired_bytes")) is not None:
-        legend.append(f"wanted {size(desired)}", style="bold")
-    return Text("\n").join((bar, legend))
+        legend.append(Text(f"wanted {size(desired)}", style="bold"))
+    rows = [bar, Text()]
+    for part in legend:
+        if len(rows[-1]) + len(part) > LEGEND_CELLS:
+            rows.append(Text())
+        rows[-1].append_text(part).append("  ")
+    return Text("\n").join(rows)

@@ -93,8 +93,8 @@ class Classifier:
             return []
         told: list[Incident] = []
         line, at = whole
-        if hit.head and line.speaker == Speaker():
-            line.speaker = lines.plain(hit.head.partition(b"\r")[0]).speaker
+        if hit.head:
+            line.speaker.inherit(lines.plain(hit.head.partition(b"\r")[0]).speaker)
         for text in line.text.split(b"\r") if b"\r" in line.text else (line.text,):
             part = line if text is line.text else lines.plain(text, line.speaker, line.stamp, line.clock)
             told += self._line(part, at)

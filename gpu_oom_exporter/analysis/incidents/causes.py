@@ -55,8 +55,11 @@ def _allocation(fields: Fields) -> str:
     for process in listed(fields):
         if process["pid"] in others:
             sentence += f" PID {process['pid']} holds {size(process['used_bytes'])}."
-    if not fields.get("process_bytes") and listed(fields):
-        sentence += f" PID {listed(fields)[-1]['pid']} in the text is a host PID, most likely this process itself."
+    if not fields.get("process_bytes"):
+        pool = fields.get("allocated_bytes", 0) + (slack or 0)
+        for process in listed(fields):
+            if process["used_bytes"] >= pool > 0:
+                sentence += f" PID {process['pid']} in the text is this process, as the host sees it."
     return sentence
 
 

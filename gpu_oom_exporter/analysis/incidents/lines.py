@@ -48,6 +48,14 @@ class Speaker:
     level: str = ""
     node: str = ""  # address in a Ray prefix: PIDs of two nodes are not the same
 
+    def inherit(self, other: Speaker) -> None:
+        """Take from *other* what is not known; who of an engine speaks is known as a whole or not at all."""
+        self.stream = self.stream or other.stream
+        if self.reporter_pid is None:
+            self.program, self.reporter_pid = self.program or other.program, other.reporter_pid
+        if self.pid is None and self.rank is None:
+            self.name, self.pid, self.rank, self.node = other.name, other.pid, other.rank, other.node
+
     @property
     def kind(self) -> str:
         """The name without its numbers: ranks of one job are of one kind."""
