@@ -167,7 +167,7 @@ class Scanner:
         """Whether a traceback can stand above *hit*."""
         start = self._place(hit)
         past = max(0, start - PAST_BYTES), start
-        return self._whole.rfind(b"File ", *past) >= 0 or self._whole.rfind(b'"MESSAGE"', *past) >= 0
+        return any(self._whole.rfind(sign, *past) >= 0 for sign in (b"File ", b"Traceback", b'"MESSAGE"'))
 
     def before(self, hit: Hit, most: int) -> Iterator[bytes]:
         """The raw lines before *hit*, the nearest first, at most *most* of them and of `PAST_BYTES`."""
