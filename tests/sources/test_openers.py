@@ -15,6 +15,7 @@ from gpu_oom_exporter.sources.openers import FULL_SECONDS, Openers
 CODE = """
 import sys
 files = {}
+print("ok", flush=True)  # a starting interpreter opens and closes files of its own
 for line in sys.stdin:
     what, path = line.split()
     if what == "open": files[path] = open(path)
@@ -31,12 +32,17 @@ class Actor:
         self.process = subprocess.Popen(
             [sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self.told()
 
     def does(self, what: str, path: Path) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{what} {path}\n")
         self.process.stdin.flush()
+        self.told()
+
+    def told(self) -> None:
+        assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ok\n"
 
 
