@@ -1,8 +1,8 @@
 """What stands before a message: prefixes of engines, loggers, journald's layouts and log viewers.
 
-Named groups: ``name``, ``pid``, ``rank``, ``ranks`` of an engine; ``stream`` (container, pod or service); ``tag``, ``tagpid`` of syslog;
+Named groups: ``name``, ``pid``, ``rank``, ``ranks`` of an engine; ``node`` in Ray; ``ncclpid`` of NCCL; ``stream`` (container, pod or service); ``tag`` or ``tag2``, ``tagpid`` of syslog;
 ``level`` or its ``letter``; and one time stamp: ``iso``, ``vllm`` (no year), ``syslog`` (no year), ``boot``, ``usec``.
-Each is tried at the start of what is left of a line. None repeats a group that repeats, so a hostile line costs its length.
+Each is tried at the start of what is left of a line; every repetition is of a class or bounded, so a hostile line costs its length.
 """
 
 from __future__ import annotations
@@ -90,5 +90,5 @@ DIGIT = (
     r"\d{1,4}: (?=\(|\[|  |[A-Z])",
 )
 
-RELAY = r"(?:\w{1,60}(?:::\w{1,60}){1,8}|text_generation_launcher): "
-"""Rust programs that pass a worker's lines on: the level before it is the relay's, not the line's."""
+RELAY = r"(?:text_generation_launcher|dynamo_\w{1,60}(?:::\w{1,60}){0,4}): "
+"""Programs that pass a worker's lines on: the level before it is the relay's, not the line's."""

@@ -89,7 +89,9 @@ def build_parser(environment: Mapping[str, str] | None = None) -> argparse.Argum
     release.add_argument("--output", choices=("text", "json"), default="text", help="format of the result")
 
     explain = commands.add_parser("explain", help="what does this log say happened, and what to do", allow_abbrev=False)
-    explain.add_argument("file", nargs="*", metavar="FILE", help="log files, also gzip; - is standard input")
+    explain.add_argument(
+        "file", nargs="*", metavar="FILE", help="log files, also gzip, xz or bzip2; - is standard input"
+    )
     explain.add_argument(
         "--format",
         choices=("auto", "plain", "docker-json", "cri", "journal", "kernel"),

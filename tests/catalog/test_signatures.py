@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import re2
 
+from gpu_oom_exporter.analysis.incidents.judging import INTERNAL
 from gpu_oom_exporter.analysis.incidents.lines import unwrap
 from gpu_oom_exporter.analysis.incidents.reading import claims
-from gpu_oom_exporter.catalog.categories import CATEGORIES
+from gpu_oom_exporter.catalog.categories import CATEGORIES, FIELDS
 from gpu_oom_exporter.catalog.signatures import FRAMES, PHASE_CATEGORY, SIGNATURES, Role, Signature
 from tests.eval_incidents import classify
 
@@ -59,6 +60,15 @@ def test_names() -> None:
         assert all(not name or name in CATEGORIES for name in used), signature.name
         if signature.role in (Role.CAUSE, Role.CONSEQUENCE, Role.RETRY):
             assert any(used), signature.name
+
+
+def test_fields_are_documented() -> None:
+    """Every field that a signature reads is in the documentation, or only helps to judge."""
+    documented = {name for names in FIELDS for name in names.split(", ")}
+    read_apart = {"processes", "reserved_bytes"}
+    for signature in SIGNATURES:
+        groups = {name.decode() for name in re2.compile(signature.pattern.encode()).groupindex}
+        assert groups | set(signature.fields) <= documented | INTERNAL | read_apart, signature.name
 
 
 def test_phases() -> None:

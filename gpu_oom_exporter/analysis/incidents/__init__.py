@@ -6,16 +6,19 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
+import re2
+
 from gpu_oom_exporter.analysis.incidents import lines
 from gpu_oom_exporter.analysis.incidents.episodes import WINDOW_LINES, Sighting
 from gpu_oom_exporter.analysis.incidents.folding import Folder, identity
 from gpu_oom_exporter.analysis.incidents.lines import Format, Line, Speaker
 from gpu_oom_exporter.analysis.incidents.pieces import Pieces
-from gpu_oom_exporter.analysis.incidents.reading import Claim, claims
+from gpu_oom_exporter.analysis.incidents.reading import ALARMS, Claim, claims
 from gpu_oom_exporter.analysis.incidents.scanning import Hit, Scanner
-from gpu_oom_exporter.analysis.incidents.tracebacks import STAMP_LINES, Above, look_above
+from gpu_oom_exporter.analysis.incidents.tracebacks import Above, look_above
 from gpu_oom_exporter.analysis.incidents.transcripts import Transcript, opens
-from gpu_oom_exporter.analysis.incidents.voice import opens_quote
+from gpu_oom_exporter.analysis.incidents.voice import quotes_on
+from gpu_oom_exporter.catalog import voice as voice_words
 from gpu_oom_exporter.catalog.signatures import Role
 from gpu_oom_exporter.model import Incident
 
@@ -24,14 +27,22 @@ __all__ = ["Classifier", "Format"]
 MOST_PROCESSES = 512
 """Processes whose phase is remembered; older ones are forgotten."""
 
-MOST_QUOTED_LINES = 60
-"""How many lines below a request logger's line are looked at as its quoted text."""
+MOST_QUOTED_LINES, MOST_QUOTED_BYTES = 60, 8192
+"""How many lines, and bytes, below a request logger's line are looked at as its quoted text."""
+
+REQUEST_LOGGER = re2.compile(rb"(?i)" + voice_words.REQUEST_LOGGER.encode())
+"""Searched in what stands above before any line of it is taken apart."""
 
 MOST_LINES_ABOVE = 300
 """How many lines above an exception are looked at for its traceback."""
 
 MOST_BYTES_ABOVE = 32768
 """How much of each of them is read; docker's pieces are of up to 16 KiB."""
+
+STAMP_LINES, STAMP_BYTES = 20, 400
+"""How far up a line without a time borrows one, and how much of each line is looked at for it."""
+
+STAMP = re.compile(rb"\d\d:\d\d:\d\d|\[ *\d+\.\d|_TIMESTAMP")
 
 EXCEPTION = re.compile(rb"(?:Error|Exception|OutOfResources)\b|out of memory")
 """Lines that may have a traceback above them."""
@@ -46,7 +57,6 @@ class Classifier:
         self.folder = Folder()
         self.transcript: Transcript | None = None
         self._phases: dict[tuple[str, int | str | None], tuple[str, int]] = {}
-        self._moment: tuple[int, str, float | None] = (-STAMP_LINES - 1, "", None)
         self._pieces = Pieces(chosen)
 
     @property
@@ -105,13 +115,15 @@ class Classifier:
         if not claimed:
             return []
         told = self.folder.expire(hit.number, line.clock, line.time)
+        # the retry last: what failed on the same line failed before it
         for claim in sorted(claimed, key=lambda claim: claim.signature.role is Role.RETRY):
             role = claim.signature.role
             if role is Role.PHASE or role is Role.START:
-                told += self._phase(line.speaker, claim, hit.number)
+                if not (self._bare(line.speaker) and self._quoted(hit)):
+                    told += self._phase(line.speaker, claim, hit.number)
                 continue
             seen = self._sighting(line, claim, hit)
-            if role is Role.CAUSE and self._bare(line.speaker) and self.folder.is_new(seen) and self._quoted(hit):
+            if role in ALARMS and self._bare(line.speaker) and self.folder.is_new(seen) and self._quoted(hit):
                 continue
             told += self.folder.add(seen)
         return told
@@ -123,11 +135,15 @@ class Classifier:
 
     def _quoted(self, hit: Hit) -> bool:
         """Whether the nearest line above with a prefix is a request logger's whose quoted text is still open."""
+        if REQUEST_LOGGER.search(self.scanner.text_before(hit, MOST_QUOTED_BYTES)) is None:
+            return False
+        below: list[bytes] = []
         for line in islice(self._above(hit), MOST_QUOTED_LINES):
-            if opens_quote(line.text):
+            if quotes_on(line.text, below):
                 return True
             if not self._bare(line.speaker):
                 return False
+            below.append(line.text)
         return False
 
     def _phase(self, speaker: Speaker, claim: Claim, number: int) -> list[Incident]:
@@ -137,6 +153,7 @@ class Classifier:
         if signature.role is Role.START or signature.phase == "runtime":
             for key in [key for key in self._phases if key[0] == whose]:
                 del self._phases[key]
+            self.folder.forget(whose)
         if signature.role is Role.START:
             return self.folder.start(whose, signature.engine, str(version or ""))
         if signature.phase:
@@ -158,28 +175,32 @@ class Classifier:
         seen = Sighting(claim, speaker, hit.number, hit.offset, line.clock, line.time, standing=standing)
         needed = claim.signature.role is Role.CAUSE and EXCEPTION.search(line.text) is not None
         needed = needed and not self.folder.settled(seen) and self.scanner.frames_above(hit)
-        timeless = not line.stamp and hit.number - self._moment[0] > STAMP_LINES
-        if line.stamp:
-            self._moment = hit.number, line.clock, seen.time
-        elif not timeless:
-            seen.clock, seen.time = self._moment[1:]
-        if needed or timeless:
-            self._note(seen, look_above(self._above(hit), speaker, traceback=needed))
-        if timeless:
-            self._moment = hit.number, seen.clock, seen.time
+        if not line.stamp:
+            seen.clock, seen.time = self._moment(hit)
+            seen.borrowed = True
+        if needed:
+            self._note(seen, look_above(self._above(hit), speaker))
         return seen
+
+    def _moment(self, hit: Hit) -> tuple[str, float | None]:
+        """The nearest time above a line that has none."""
+        for raw in self.scanner.before(hit, STAMP_LINES):
+            if STAMP.search(raw[:STAMP_BYTES]) is not None:
+                line = lines.unwrap(raw[:MOST_BYTES_ABOVE], self.chosen)
+                if line.stamp:
+                    return line.clock, line.time
+        return "", None
 
     @staticmethod
     def _note(seen: Sighting, above: Above) -> None:
         seen.frames = above.phases
-        if seen.time is None:
-            seen.clock, seen.time = above.clock, above.time
         if above.speaker is not None and seen.speaker.pid is None and seen.speaker.rank is None:
             seen.speaker.pid, seen.speaker.rank, seen.speaker.name = (
                 above.speaker.pid,
                 above.speaker.rank,
                 above.speaker.name,
             )
+            seen.kind = seen.speaker.kind
 
     def _above(self, hit: Hit) -> Iterator[Line]:
         """The messages above *hit*, the nearest first; pieces of one line are joined."""

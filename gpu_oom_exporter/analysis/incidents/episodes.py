@@ -35,8 +35,13 @@ class Sighting:
     offset: int
     clock: str = ""
     time: float | None = None
+    borrowed: bool = False  # the time is that of a line above, which may be long before
     frames: Sequence[str] = ()
     standing: str = ""  # what the process was doing by its last phase line
+    kind: str = ""  # of its speaker
+
+    def __post_init__(self) -> None:
+        self.kind = self.speaker.kind
 
     @property
     def pid(self) -> tuple[int, int | None]:
@@ -76,6 +81,7 @@ class Episode:
     engine: str = ""
     version: str = ""
     looks: int = 0
+    borrowed: bool = False
     mourners: set[tuple[int | None, str]] = field(default_factory=set)  # who reported the death, with which signature
 
     def take(self, seen: Sighting) -> None:
@@ -84,6 +90,7 @@ class Episode:
         self.last = max(self.last, seen.number)
         if seen.time is not None:
             self.times[seen.clock] = seen.time
+            self.borrowed = seen.borrowed
         if signature.role is Role.RETRY:
             self.retried, self.failed_again = True, False
         elif signature.role is Role.CAUSE and self.retried:
@@ -114,6 +121,8 @@ class Episode:
         """Whether a line there is still within this episode's window."""
         if number - self.last > WINDOW_LINES or number - self.number > LONGEST_LINES:
             return False
+        if self.borrowed and not self.frames:
+            return True
         gap = self.gap(clock, time)
         return gap is None or gap <= WINDOW_SECONDS
 

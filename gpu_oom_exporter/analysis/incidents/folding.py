@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gpu_oom_exporter.analysis.incidents.episodes import Episode, Sighting
 from gpu_oom_exporter.analysis.incidents.judging import judge
 from gpu_oom_exporter.analysis.incidents.lines import Speaker
 from gpu_oom_exporter.catalog.categories import CATEGORIES, Group, Severity
 from gpu_oom_exporter.catalog.signatures import Role
+from gpu_oom_exporter.catalog.transcripts import ENGINE_TASK
 from gpu_oom_exporter.model import Incident, Value
 
 MOST_OPEN = 64
@@ -49,13 +50,10 @@ CAUSES_OF_DEATH = frozenset(
 KILLERS = frozenset({"oom_kill", "host_oom_kill_userspace"})
 """Families that explain a SIGKILL."""
 
+ENGINE_NAME = re.compile(ENGINE_TASK, re.I)
+
 KILL_LINES, KILL_SECONDS = 400, 30.0
 """A parent sees the SIGKILL of its child at once; the kernel's report of all tasks may stand between."""
-
-ENGINE_TASK = re.compile(
-    r"python|pt_main|VLLM|vllm|sglang|ray|llama|ollama|text-gen|trt|triton|lmdeploy|uvicorn|Engine", re.I
-)
-"""Kernel names of processes that an engine's parent can have lost; `java` is not its worker."""
 
 LATE_SECONDS = 1800.0
 """A dead engine is reported for every request until it is restarted; for this long that is no new death."""
@@ -95,10 +93,14 @@ class Folder:
         over = [e for e in self.open if e.stream == stream and e.family != "oom_kill" and pid in (None, e.pid[1])]
         self.open = [episode for episode in self.open if episode not in over]
         told = self._tell(over)
-        for episode in [e for e in self.past if e.stream == stream and pid in (None, e.pid[1])]:
-            self.past.remove(episode)
+        self.forget(stream)
         self.engine, self.version = engine, version
         return told
+
+    def forget(self, stream: str) -> None:
+        """An engine of *stream* lives again: what was told explains no further death."""
+        for episode in [e for e in self.past if e.stream == stream]:
+            self.past.remove(episode)
 
     def expire(self, number: int, clock: str = "", time: float | None = None) -> list[Incident]:
         """Tell what no line from here on can belong to."""
@@ -135,7 +137,8 @@ class Folder:
 
     def add(self, seen: Sighting) -> list[Incident]:
         """One claimed line; returns the incidents that are over by now."""
-        told = self.expire(seen.number, seen.clock, seen.time)
+        # a borrowed time tells two tracebacks apart, not a line and the traceback that explains it
+        told = self.expire(seen.number, seen.clock, seen.time if seen.frames or not seen.borrowed else None)
         signature = seen.claim.signature
         category = seen.claim.category
         family = family_of(category)
@@ -149,10 +152,15 @@ class Folder:
             if self._died_of(seen):
                 return told
         elif seen.claim.fields.get("xid") == 45:
-            if any(_is_xid(e) and self._together(e, seen) and _same_gpu(e, seen) for e in self.open):
+            if any(
+                _is_xid(e) and self._together(e, seen) and _same_gpu(e.fields, seen.claim.fields) for e in self.open
+            ):
                 return told
         elif family == "worker_sigkilled":
-            if any(self._killed_by(e, seen) for e in self.open):
+            if any(
+                self._together(e, seen) and _could_kill(e, seen.number, seen.clock, seen.time, seen.pid[1])
+                for e in self.open
+            ):
                 return told
         elif any(e.family in FOLDS.get(family, ()) and self._together(e, seen) for e in self.open) or (
             signature.echo and any(e.family == signature.echo for e in self.open) and self._find(family, seen) is None
@@ -171,7 +179,7 @@ class Folder:
     def _begin(self, family: str, seen: Sighting) -> Episode:
         speaker = seen.speaker
         episode = Episode(
-            family, seen.number, seen.offset, seen.number, identity(speaker), speaker.kind, seen.pid, speaker.rank
+            family, seen.number, seen.offset, seen.number, identity(speaker), seen.kind, seen.pid, speaker.rank
         )
         episode.node = speaker.node
         episode.engine = seen.claim.signature.engine or engine_of(speaker) or self.engine
@@ -216,7 +224,7 @@ class Folder:
             return _replica(seen.speaker.rank) == _replica(episode.rank)
         pid = seen.pid[1]
         if pid is not None and episode.pid[1] is not None and pid != episode.pid[1]:
-            if seen.speaker.kind == episode.kind:
+            if seen.kind == episode.kind:
                 return False
             return detail or _same_numbers(episode.fields, fields)
         if pid is None and seen.speaker.rank is not None and episode.rank is not None:
@@ -244,19 +252,8 @@ class Folder:
                 and gap <= LATE_SECONDS
                 and self._together(episode, seen)
             ):
-                episode.times[seen.clock] = seen.time or 0.0
                 return True
         return False
-
-    def _killed_by(self, killer: Episode, seen: Sighting) -> bool:
-        """Whether the OOM killer's victim can be the child whose SIGKILL was seen."""
-        if killer.family not in KILLERS or not self._together(killer, seen):
-            return False
-        gap = killer.gap(seen.clock, seen.time)
-        if abs(seen.number - killer.last) > KILL_LINES or (gap is not None and gap > KILL_SECONDS):
-            return False
-        task = killer.fields.get("task")
-        return not isinstance(task, str) or ENGINE_TASK.search(task) is not None or killer.pid[1] == seen.pid[1]
 
     def _drop_consequences(self, cause: Episode) -> None:
         """A cause was seen: what only follows from it is not told."""
@@ -265,7 +262,9 @@ class Folder:
             follows = episode.family == "death" and _explains_death(cause)
             follows |= cause.family in FOLDS.get(episode.family, ())
             follows |= cause.family == "host_alloc_failure" and episode.family == "device" and episode.only_echoes
-            follows |= episode.family == "worker_sigkilled" and _could_kill(cause, episode)
+            if episode.family == "worker_sigkilled":
+                clock = next((name for name in episode.times if name in cause.times), "")
+                follows |= _could_kill(cause, episode.last, clock, episode.times.get(clock), episode.pid[1])
             follows |= _channel_removed_before(episode, cause)
             here = not episode.stream or not cause.stream or episode.stream == cause.stream
             if follows and episode is not cause and here:
@@ -279,7 +278,14 @@ class Folder:
 
 
 def _explains_death(episode: Episode) -> bool:
-    return not CAUSES_OF_DEATH.isdisjoint(episode.categories)
+    """Whether an engine can have died of it: it happened to a process that can be an engine's."""
+    return not CAUSES_OF_DEATH.isdisjoint(episode.categories) and _can_be_engine(episode)
+
+
+def _can_be_engine(episode: Episode) -> bool:
+    """Whether the victim, as far as it has a name, can be of an engine; `java` and mysql.service are not."""
+    names = [episode.fields[name] for name in ("task", "process", "unit", "cgroup", "pod") if name in episode.fields]
+    return not names or any(isinstance(name, str) and ENGINE_NAME.search(name) is not None for name in names)
 
 
 def _is_xid(episode: Episode) -> bool:
@@ -290,17 +296,19 @@ def _is_xid(episode: Episode) -> bool:
 def _channel_removed_before(episode: Episode, cause: Episode) -> bool:
     if episode.fields.get("xid") != 45 or not _is_xid(cause) or cause.last - episode.last > XID_LINES:
         return False
-    return episode.fields.get("pci") == cause.fields.get("pci")
+    return _same_gpu(episode.fields, cause.fields)
 
 
-def _could_kill(killer: Episode, killed: Episode) -> bool:
-    if killer.family not in KILLERS or killer.last - killed.last > KILL_LINES:
+def _could_kill(killer: Episode, number: int, clock: str, time: float | None, pid: int | None) -> bool:
+    """Whether the OOM killer's victim can be the child whose SIGKILL was seen there."""
+    if killer.family not in KILLERS or abs(number - killer.last) > KILL_LINES:
         return False
-    task = killer.fields.get("task")
-    return not isinstance(task, str) or ENGINE_TASK.search(task) is not None or killer.pid[1] == killed.pid[1]
+    gap = killer.gap(clock, time)
+    same = pid is not None and killer.pid[1] == pid
+    return (gap is None or gap <= KILL_SECONDS) and (same or _can_be_engine(killer))
 
 
-IDENTIFYING = ("pci", "upstream", "host", "cgroup", "unit", "worker", "pod")
+IDENTIFYING = ("pci", "upstream", "host", "cgroup", "unit", "worker", "pod", "namespace", "container", "step", "device")
 """Fields that tell one incident from another of its kind."""
 
 
@@ -320,14 +328,13 @@ def _replica(rank: int | str | None) -> str:
     return found[0] if found else ""
 
 
-def _same_gpu(episode: Episode, seen: Sighting) -> bool:
-    mine, its = seen.claim.fields.get("pci"), episode.fields.get("pci")
+def _same_gpu(one: Mapping[str, Value], other: Mapping[str, Value]) -> bool:
+    mine, its = one.get("pci"), other.get("pci")
     return mine is None or its is None or mine == its
 
 
-def _same_numbers(known: dict[str, Value], new: object) -> bool:
+def _same_numbers(known: Mapping[str, Value], new: Mapping[str, Value]) -> bool:
     """Whether a parent's copy of a message says the same as the original."""
-    assert isinstance(new, dict)
     return all(known.get(name, value) == value for name, value in new.items() if name.endswith("_bytes"))
 
 

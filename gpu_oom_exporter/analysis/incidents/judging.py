@@ -60,7 +60,7 @@ def device_category(episode: Episode) -> str:
         return "cuda_oom_fragmentation"
     if co_tenants(fields):
         return "cuda_oom_co_tenant"
-    if "runtime" in seen or "runtime" in episode.phases | episode.frames:
+    if "runtime" in seen:
         return "cuda_oom_runtime"
     # a library's complaint beside the allocator's own adds nothing
     known = (

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from gpu_oom_exporter.catalog import prefixes
+from gpu_oom_exporter.catalog.voice import SHIPPERS
 
 
 class Format(StrEnum):
@@ -189,27 +190,28 @@ def unwrap(raw: bytes, chosen: Format = Format.AUTO) -> Line:
     return plain(raw)
 
 
-DOCKER_KEYS = frozenset({"stream", "time", "date", "kubernetes"})
+DOCKER_KEYS = frozenset({"stream", "time", "kubernetes"})
 """Keys beside ``log`` in docker's json-file and in what Fluent Bit makes of it."""
-
-SHIPPERS = (
-    ("line", "labels"),  # Loki
-    ("textPayload", "resource"),  # Google Cloud
-    ("short_message", "version"),  # GELF
-    ("message", "source_type"),  # Vector
-    ("message", "agent"),  # Filebeat
-)
-"""(key of the line, key beside it) of log shippers whose records hold a line as the program wrote it."""
 
 
 def _shipped(record: dict[str, Any]) -> str | None:
-    for key, beside in SHIPPERS:
-        if beside in record and isinstance(record.get(key), str):
-            return str(record[key])
+    """The line that a log shipper's record holds as the program wrote it.
+
+    The shipper's own level is that of standard output or error, and is left out; a level of the program is not.
+    """
     payload = record.get("jsonPayload")
     if isinstance(payload, dict) and isinstance(payload.get("message"), str):
-        return str(payload["message"])
+        return json.dumps(payload) if "level" in payload or "severity" in payload else str(payload["message"])
+    for key, beside, within in SHIPPERS:
+        known = record.get(beside)
+        if isinstance(record.get(key), str) and known is not None and (not within or _has(known, within)):
+            nested = record.get("log")
+            return None if isinstance(nested, dict) and "level" in nested else str(record[key])
     return None
+
+
+def _has(value: Any, key: str) -> bool:
+    return isinstance(value, dict) and key in value
 
 
 _PIECE = re.compile(rf"{prefixes.ISO} std(?:out|err) (?P<flag>[PF]) ".encode())

@@ -11,7 +11,7 @@ from typing import Any
 import re2
 
 from gpu_oom_exporter.analysis.incidents.lines import Line
-from gpu_oom_exporter.analysis.incidents.voice import FORGIVEN, LEAD_BYTES, QUIET, own_voice, own_words
+from gpu_oom_exporter.analysis.incidents.voice import overcome, own_voice, own_words
 from gpu_oom_exporter.catalog.signatures import SIGNATURES, Role, Signature
 from gpu_oom_exporter.model import Value
 
@@ -26,8 +26,8 @@ LISTED = re.compile(rb"Process (\d+) has ([\d.]+ ?\w+) memory in use|this proces
 TEXTS = frozenset(
     {"required_cuda", "library_version", "version", "task", "process", "unit", "invoker", "worker", "runtime"}
 )
-ERROR_KEY = re.compile(rb"\berr(?:or)?=\"")
-"""In a logfmt line of level INFO, only the value of such a key reports a failure."""
+ALARMS = frozenset({Role.CAUSE, Role.CONSEQUENCE, Role.RETRY})
+"""Roles that a line of a quiet level cannot have."""
 
 LOWER = frozenset({"mode", "library"})
 
@@ -91,30 +91,23 @@ def _claims(text: bytes, indent: int, level: str) -> tuple[Claim, ...]:
         return ()
     if text[:1] == b"{":
         own = own_words(text)
-        if own is not text:
-            return _claims(own, 0, "ERROR") if own is not None else ()
-    loud = level in ("ERROR", "CRITICAL", "FATAL")
+        if own is None:
+            return ()
+        if own[0] is not text:
+            return _claims(own[0], 0, own[1])
     found = []
     for index in indexes:
         for compiled in BY_ANCHOR[index]:
             signature = compiled.signature
             match = compiled.pattern.search(text)
-            if match is None or not own_voice(text, indent, match.start(), loud):
+            if match is None or not own_voice(text, indent, match.start(), level):
                 continue
-            alarms = signature.role in (Role.CAUSE, Role.CONSEQUENCE, Role.RETRY)
-            if alarms and not signature.any_level and _no_alarm(signature, text, match.start(), match.end(), level):
-                continue
+            if signature.role in ALARMS and not signature.any_level:
+                survivable = signature.category.startswith("cuda_oom_") or signature.category == "gpu_kernel_smem_limit"
+                if overcome(text, match.start(), match.end(), level, survivable):
+                    continue
             found.append(Claim(signature, read_fields(compiled, match)))
     return tuple(found)
-
-
-def _no_alarm(signature: Signature, text: bytes, start: int, end: int, level: str) -> bool:
-    """Whether the line's level, or what follows the message, says that the program went on."""
-    lead = text[:start]
-    if level in ("INFO", "DEBUG", "TRACE") or (not level and QUIET.search(lead[:300]) is not None):
-        return ERROR_KEY.search(lead) is None
-    survivable = signature.category.startswith("cuda_oom_") or signature.category == "gpu_kernel_smem_limit"
-    return survivable and FORGIVEN.search(text[end : end + LEAD_BYTES]) is not None
 
 
 _remembered = lru_cache(maxsize=256)(_claims)

@@ -169,6 +169,11 @@ class Scanner:
         past = max(0, start - PAST_BYTES), start
         return any(self._whole.rfind(sign, *past) >= 0 for sign in (b"File ", b"Traceback", b'"MESSAGE"'))
 
+    def text_before(self, hit: Hit, most: int) -> bytes:
+        """The raw bytes before *hit*, at most *most* of them."""
+        start = self._place(hit)
+        return self._whole[max(0, start - most) : start]
+
     def before(self, hit: Hit, most: int) -> Iterator[bytes]:
         """The raw lines before *hit*, the nearest first, at most *most* of them and of `PAST_BYTES`."""
         start = self._place(hit)

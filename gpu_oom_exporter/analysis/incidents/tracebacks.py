@@ -18,9 +18,6 @@ MOST_STRAY = 100
 OTHER_END = re.compile(rb"[\w.]{0,200}(?:Error|Exception|Interrupt|Exit|Resources)\b(?::|\(|$)")
 """The last line of another traceback: what stands above it belongs to that one."""
 
-STAMP_LINES = 20
-"""How far up a line without a time borrows one."""
-
 HEADER = b"Traceback (most recent call last)"
 NOISE = re.compile(rb"[\^~ ]*$|.{0,200}\d+%|\[Previous line repeated|\.\.\.|During handling|The above exception")
 COMPILED = tuple((phase, re2.compile(f"(?m){pattern}".encode())) for phase, pattern in FRAMES)
@@ -28,26 +25,18 @@ COMPILED = tuple((phase, re2.compile(f"(?m){pattern}".encode())) for phase, patt
 
 @dataclass(slots=True)
 class Above:
-    """What stands above a line: phases by its frames, who printed the header, and the nearest time."""
+    """What stands above a line: phases by its frames, and who printed the header."""
 
     phases: tuple[str, ...] = ()
     speaker: Speaker | None = None
-    clock: str = ""
-    time: float | None = None
 
 
-def look_above(above: Iterator[Line], speaker: Speaker, traceback: bool) -> Above:
-    """Read upwards from a line of *speaker*; its traceback only when *traceback* is wanted."""
+def look_above(above: Iterator[Line], speaker: Speaker) -> Above:
+    """Read the traceback above a line of *speaker*, upwards."""
     found = Above()
     frames: list[bytes] = []
     stray = 0
-    for count, line in enumerate(above):
-        if found.time is None and line.stamp and count < STAMP_LINES:
-            found.clock, found.time = line.clock, line.time
-        if not traceback:
-            if found.time is not None or count >= STAMP_LINES:
-                break
-            continue
+    for line in above:
         header = HEADER in line.text
         if not _same(line.speaker, speaker) and not (header and speaker.pid is None and speaker.rank is None):
             continue

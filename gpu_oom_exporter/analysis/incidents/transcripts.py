@@ -91,13 +91,14 @@ class Transcript:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.hit: Hit | None = None
+        self.place = (1, 0)  # line and offset of its first line
 
     def take(self, raw: bytes, hit: Hit) -> bool:
         """Add a line; returns whether more are wanted."""
         if len(self.lines) >= MOST_LINES:
             return False
-        self.hit = self.hit or hit
+        if not self.lines:
+            self.place = (hit.number, hit.offset)
         self.lines.append(raw[:4096].decode("ascii", "replace").rstrip())
         return True
 
@@ -107,9 +108,8 @@ class Transcript:
         for verdict in (_stuck, _leak, _mps, _zombie, _orphan, _importer, _idle, _hidden, _display):
             if (found := verdict(seen)) is not None:
                 category, fields = found
-                hit = self.hit or Hit(b"", 1, 0)
                 known = {name: value for name, value in fields.items() if value is not None}
-                return [Incident(category, CATEGORIES[category].severity.value, known, hit.number, hit.offset)]
+                return [Incident(category, CATEGORIES[category].severity.value, known, *self.place)]
         return []
 
 

@@ -7,81 +7,70 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-CODE = re.compile(
-    rb"(?:raise|return|assert|if|elif|else|except|while|for|with|import|from|def|class|throw|case|catch)\b|[})#]|//"
-    rb"|(?:logger|logging|log|print|warnings|self|console)\b[.(]"
-    rb"|[fr]?[\"'](?![\w ]{1,40}[\"'] ?:)"
-    rb"|[\w.\[\]]{1,80} ?=[ =]|[\w.]{1,80}\((?!\()"
-)
-"""How a line of source code begins; such lines stand in tracebacks, indented by four or more."""
+from gpu_oom_exporter.catalog import voice as words
 
-QUOTED = re.compile(
-    rb"received request|generated response|(?:generate|embedding)reqinput|<\|user|<\|im_start|messages?[\"']? ?[:=] ?\["
-    rb"|[\"']content[\"'] ?:|\"(?:get|post|put|head|patch|delete|options) [^\"]{0,2000}(?:http/\d|$)"
-    rb"|^(?:[$>*-]|#+) |\bgrep\b|\becho [\"']|\bcurl\b|\btest_\w+ ?(?:\(|\.\.\.|passed|failed)|^[a-z_]{3,40}=$"
-    rb"|\[bugfix\]|\bfix(?:ed|es)? "
-    rb"|\b(?:summary|description|annotations?|expr|default|regex|pattern)[\"']?:|\^\.\*",
-    re.I,
-)
-"""What stands before text that is never the program's own: request loggers, access logs, shell lines, lists, rules."""
-
-PERHAPS_QUOTED = re.compile(
-    rb"[\"']?\b(?:prompts?|content|inputs?|input_text|text|quer(?:y|ies)|question|user|outputs?|answer|completion|response"
-    rb"|instruction|transcript|comment|title|subject)[\"']? ?[:=] ?|\bprompts?\b|\buser (?:asks|says|wrote)\b"
-    rb"|\b(?:avoid|prevent|faq|e\.g\.|such as|for example|how to|hint:|tip:|in case of)\b"
-    rb"|\b(?:if|when) you (?:see|get|hit|encounter|run)|\b(?:may|can|could|might) (?:cause|lead|result|fail)"
-    rb"|\bsee (?:the|section|also)\b",
-    re.I,
-)
-"""The same where it depends: a program that fails on a prompt names the prompt, too."""
-
-FAILING = re.compile(
-    rb"\b(?:errors?|err|failed|fails?|failure|exception|fatal|critical|panic\w*|cannot|could not|unable|crash\w*)\b",
-    re.I,
-)
-"""Words with which a program reports its own failure."""
-
-OWN_QUOTE = re.compile(
-    rb"(?:err|errs|exc|msg|message|reason|cause|detail|desc|fail|failure|panicked at|panic|stderr|status|event"
-    rb"|generation|warmup|backend|\w{0,60}(?:errors?|exception|failed))[\"']?[\s:=(\\]*(?:error)?[\s:=(\\]*$",
-    re.I,
-)
-"""What may open a quote that still is the program's own words."""
-
-QUIET = re.compile(rb"(?:\| ?|- |\[|\b(?:level|lvl|severity)=)\"?(?:info|debug|trace)\b", re.I)
-"""A level of other loggers' layouts that is no alarm: loguru, logging's dashes, structlog, logfmt."""
-
-FORGIVEN = re.compile(
-    rb"ignoring this choice|decreasing batch size|retrying (?:after|with|in)\b|will (?:be )?retr(?:y|ied)|falling back"
-    rb"|handled, ",
-    re.I,
-)
-"""What stands behind a failed allocation that the program got over."""
+CODE = re.compile(words.CODE.encode())
+QUOTED = re.compile(words.QUOTED.encode(), re.I)
+PERHAPS_QUOTED = re.compile(words.PERHAPS_QUOTED.encode(), re.I)
+TEXT_KEY = re.compile(rb"[\"']?(?:" + words.TEXT_KEY.encode() + rb")", re.I)
+TEXT_KEY_LAST = re.compile(rb"(?:" + words.TEXT_KEY.encode() + rb")$", re.I)
+LISTED = re.compile(words.LISTED.encode(), re.I)
+FAILING = re.compile(words.FAILING.encode(), re.I)
+OWN_QUOTE = re.compile(words.OWN_QUOTE.encode(), re.I)
+QUIET = re.compile(words.QUIET.encode(), re.I)
+ERROR_KEY = re.compile(words.ERROR_KEY.encode())
+OVERCOME = re.compile(words.OVERCOME.encode(), re.I)
+FORGIVEN = re.compile(words.FORGIVEN.encode(), re.I)
+OPENED = re.compile(rb"(?:" + words.REQUEST_LOGGER.encode() + rb")", re.I)
+TEXT_BEGINS = re.compile(rb"(?:" + words.TEXT_KEY.encode() + rb")\[?(?P<quote>[\"'])", re.I)
 
 LEAD_BYTES = 4096
 """How much of what stands before a message is looked at."""
 
+BEHIND_BYTES = 200
+"""How far behind a message the program says that it got over it."""
 
-def own_voice(text: bytes, indent: int, start: int, loud: bool) -> bool:
-    """Whether what begins at *start* of *text* is the program's; *loud* is a level of failure."""
+QUIET_LEVELS = frozenset({"INFO", "DEBUG", "TRACE", "NOTICE"})
+LOUD_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
+
+
+def own_voice(text: bytes, indent: int, start: int, level: str) -> bool:
+    """Whether what begins at *start* of *text* is the program's, in a line of *level* (empty when it tells none)."""
     if indent >= 4 and CODE.match(text) is not None:
         return False
     if start == 0:
         return True
     lead = text[:start][-LEAD_BYTES:]
-    if QUOTED.search(lead) is not None:
+    loud = level in LOUD_LEVELS
+    if QUOTED.search(lead) is not None or (LISTED.match(lead) is not None and not loud):
         return False
-    failing = loud or FAILING.search(lead) is not None
-    if not failing and PERHAPS_QUOTED.search(lead) is not None:
+    key = TEXT_KEY.search(lead)
+    # words of failure count only before somebody's text: users write them, too
+    failing = loud or FAILING.search(lead[: key.start()] if key else lead) is not None
+    if not failing and (key is not None or PERHAPS_QUOTED.search(lead) is not None):
         return False
     opener = open_quote(lead)
     if opener is None:
         return True
     before = lead[max(0, opener - 80) : opener]
+    if TEXT_KEY_LAST.search(before) is not None:
+        return False
     return OWN_QUOTE.search(before) is not None or (failing and before.rstrip().endswith(b":"))
+
+
+def overcome(text: bytes, start: int, end: int, level: str, survivable: bool) -> bool:
+    """Whether the line's level, or what follows the message at *start* to *end*, says that the program went on.
+
+    *survivable* is whether a program can get over such a failure at all.
+    """
+    lead, behind = text[:start], text[end : end + BEHIND_BYTES]
+    if level in QUIET_LEVELS or (not level and QUIET.search(lead[:300]) is not None):
+        return ERROR_KEY.search(lead) is None
+    pattern = OVERCOME if level in LOUD_LEVELS else FORGIVEN
+    return survivable and pattern.search(behind) is not None
 
 
 def open_quote(lead: bytes) -> int | None:
@@ -99,21 +88,22 @@ def open_quote(lead: bytes) -> int | None:
     return opened
 
 
-def opens_quote(text: bytes) -> bool:
-    """Whether *text* is a request logger's line whose quoted text goes on in the next line."""
-    return QUOTED.search(text[:LEAD_BYTES]) is not None and open_quote(text) is not None
+def quotes_on(text: bytes, below: Sequence[bytes]) -> bool:
+    """Whether *text* is a request logger's line whose quoted text is not closed in it, nor in the lines *below*."""
+    if OPENED.search(text[:LEAD_BYTES]) is None:
+        return False
+    begins = TEXT_BEGINS.search(text)
+    if begins is None:
+        return open_quote(text) is not None and not any(b"'" in line or b'"' in line for line in below)
+    closing = re.compile(re.escape(begins["quote"]) + rb"(?:\s*[,)\]}]|\s*$|\s+\w+[:=])")
+    return closing.search(text, begins.end()) is None and not any(closing.search(line) for line in below)
 
 
-LEVEL_KEYS = ("levelname", "log.level", "severity", "level", "Level", "lvl")
-TEXT_KEYS = (
-    "logger", "message", "msg", "Message", "error", "err", "error.message", "event", "exception", "exc_info",
-    "exc_text", "stack", "stacktrace", "stack_trace", "traceback",
-)  # fmt: skip
 SYSLOG_WARNING, PINO_WARNING = 4, 40
 
 
-def own_words(text: bytes) -> bytes | None:
-    """What the program itself says in a JSON line; *text* itself when it is no JSON, ``None`` when nothing.
+def own_words(text: bytes) -> tuple[bytes, str] | None:
+    """(what the program itself says in a JSON line, its level); *text* itself when it is no JSON, ``None`` for nothing.
 
     A body whose only key is ``error`` (or that says of itself to be an error) is an answer of the program.
     In a structured log line its level decides, and only the fields that loggers fill are read.
@@ -121,34 +111,43 @@ def own_words(text: bytes) -> bytes | None:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
-        return text
+        return text, ""
     if not isinstance(record, dict):
         return None
     if "OOMKilled" in record:  # the state of a container, as `docker inspect` prints it
-        return text
+        return text, ""
     if set(record) == {"error"}:
-        return _encode(_texts(record["error"]))
+        return _encode(_texts(record["error"])), "ERROR"
     if record.get("object") == "error":
-        return _encode(_texts(record.get("message")))
-    if not _alarming(record):
+        return _encode(_texts(record.get("message"))), "ERROR"
+    level = _level(record)
+    if level is None:
         return None
     fields = record.get("fields")
-    said = [record[key] for key in TEXT_KEYS if key in record]
+    said = [record[key] for key in words.TEXT_KEYS if key in record]
     if isinstance(fields, dict):  # tracing's layout, as TGI's --json-output has it
         said += [fields[key] for key in ("message", "error") if key in fields]
-    return _encode(text for value in said for text in _texts(value))
+    return _encode(text for value in said for text in _texts(value)), level
 
 
-def _alarming(record: Mapping[str, Any]) -> bool:
-    """Whether a structured line has a level of warning or worse, in words or in the numbers of syslog or pino."""
-    nested = record.get("log")
-    levels = [record[key] for key in LEVEL_KEYS if key in record]
-    if isinstance(nested, dict) and "level" in nested:
-        levels.append(nested["level"])
+def _level(record: Mapping[str, Any]) -> str | None:
+    """WARNING or ERROR when a structured line is an alarm, in words or in syslog's or pino's numbers; else ``None``."""
+    levels = [record[key] for key in words.LEVEL_KEYS if key in record]
+    for name in ("log", "record"):  # ECS, loguru
+        nested = record.get(name)
+        if isinstance(nested, dict) and "level" in nested:
+            levels.append(nested["level"])
     level = levels[0] if levels else ""
+    if isinstance(level, dict):
+        level = level.get("name", "")
     if isinstance(level, int) and not isinstance(level, bool):
-        return level >= PINO_WARNING or ("short_message" in record and level <= SYSLOG_WARNING)
-    return str(level).lower().startswith(("err", "crit", "fatal", "warn", "panic", "alert", "emerg"))
+        if level > PINO_WARNING or ("short_message" in record and level < SYSLOG_WARNING):
+            return "ERROR"
+        return "WARNING" if level in (PINO_WARNING, SYSLOG_WARNING) else None
+    word = str(level).lower()
+    if word in ("e", "f", "c") or word.startswith(("err", "crit", "fatal", "panic", "dpanic", "alert", "emerg")):
+        return "ERROR"
+    return "WARNING" if word == "w" or word.startswith("warn") else None
 
 
 def _encode(texts: Iterator[str]) -> bytes:
@@ -159,6 +158,6 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for key in ("message", "error", "detail", "type"):
+        for key in ("message", "text", "error", "detail", "type"):
             if key in value:
                 yield from _texts(value[key])

@@ -43,7 +43,7 @@ KERNEL = (
     Signature(
         name="kernel_oom_constraint",
         anchor="oom-kill:constraint=",
-        pattern=r"oom-kill:constraint=CONSTRAINT_(?P<constraint>\w+),.*?(?:oom_memcg=(?P<cgroup>[^,]+),.*)?task=(?P<task>[^,]+),pid=(?P<pid>\d+)",
+        pattern=r"oom-kill:constraint=CONSTRAINT_(?P<constraint>\w+),.*?(?:oom_memcg=(?P<cgroup>[^,]+),.*)?task=(?P<task>.{1,32}),pid=(?P<pid>\d+)",
         by=("constraint", {"MEMCG": "host_oom_kill_cgroup"}, "host_oom_kill_global"),
         examples=(
             "[ 8123.551611] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=docker-7d1c.scope,mems_allowed=0-1,"
@@ -93,9 +93,9 @@ KERNEL = (
         )
         for name, category, anchor, pattern, example in (
             ("kubelet_system_oom", "host_oom_kill_global", "System OOM encountered", r"System OOM encountered, victim process: (?P<task>[^,]*), pid: (?P<pid>\d+)", "Warning  SystemOOM  2m  kubelet  System OOM encountered, victim process: python3, pid: 69666"),
-            ("docker_event_oom", "host_oom_kill_cgroup", "container oom ", r"^(?:\S+ )?container oom [0-9a-f]{12,64}", "2026-12-01T10:00:00.000000000Z container oom 7d1c0a9b8c7d (image=vllm/vllm-openai, name=vllm)"),
+            ("docker_event_oom", "host_oom_kill_cgroup", "container oom ", r"^(?:\S+ )?container oom (?P<container>[0-9a-f]{12,64})", "2026-12-01T10:00:00.000000000Z container oom 7d1c0a9b8c7d (image=vllm/vllm-openai, name=vllm)"),
             ("containerd_task_oom", "host_oom_kill_cgroup", "TaskOOM", r"TaskOOM event", 'level=info msg="TaskOOM event container_id:7d1c"'),
-            ("slurm_oom_event", "host_oom_kill_cgroup", "oom_kill event", r"Detected (?P<killed_processes>\d+) oom_kill events? in", "slurmstepd: error: Detected 1 oom_kill event in StepId=123.0. Some of the step tasks have been OOM Killed."),
+            ("slurm_oom_event", "host_oom_kill_cgroup", "oom_kill event", r"Detected (?P<killed_processes>\d+) oom_kill events? in (?:StepId=)?(?P<step>\S+)", "slurmstepd: error: Detected 1 oom_kill event in StepId=123.0. Some of the step tasks have been OOM Killed."),
             ("slurm_task_oom", "host_oom_kill_cgroup", ": Out Of Memory", r"srun: error: \S+: tasks? \S+: Out Of Memory", "srun: error: gpu7: task 0: Out Of Memory"),
         )
     ),
@@ -135,7 +135,7 @@ KERNEL = (
         for name, pattern, example, near_misses in (
             ("reason", r"(?i:reason)[\"']?[:=]\s*[\"']?OOMKilled[\"']?\s*(?:$|[,;})])", "      Reason:       OOMKilled", ("the alert KubePodOOMKilled was silenced", "The container ends with reason: OOMKilled when over its limit")),
             ("docker", r"[\"']?OOMKilled[\"']?\s*[:=]\s*true", '            "OOMKilled": true,', ('            "OOMKilled": false,',)),
-            ("pods", r"^(?:\S+ +)?(?P<pod>\S+) +\d+/\d+ +(?:Init:)?OOMKilled\b", "vllm-0                 0/1     OOMKilled   3 (40s ago)   5m", ()),
+            ("pods", r"^(?:(?P<namespace>\S+) +)?(?P<pod>\S+) +\d+/\d+ +(?:Init:)?OOMKilled\b", "vllm-0                 0/1     OOMKilled   3 (40s ago)   5m", ()),
         )
     ),
     *(

@@ -33,7 +33,7 @@ DRIVER = (
     Signature(
         name="device_plugin_xid",
         anchor="XidCriticalError: Xid=",
-        pattern=r"XidCriticalError: Xid=(?P<xid>\d{1,3}) on Device=",
+        pattern=r"XidCriticalError: Xid=(?P<xid>\d{1,3}) on Device=(?P<device>[\w-]+)",
         by=("xid", XID_CATEGORY, XID_OTHER),
         examples=("XidCriticalError: Xid=79 on Device=GPU-5a7f, the device will go unhealthy.",),
     ),

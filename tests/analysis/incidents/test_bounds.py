@@ -143,7 +143,7 @@ def test_hostile(line: str) -> None:
 
 
 def test_endless_pieces() -> None:
-    """Pieces that never end are read as far as they came, again and again, in linear time."""
+    """Pieces that never end are read as far as they came, again and again, within bounds."""
     part = f"{ISO} stdout P {E}\n".encode()
     classifier = Classifier()
     for _ in range(50):

@@ -228,9 +228,11 @@ def test_several_victims() -> None:
 
 
 def test_death_told_again() -> None:
-    """The API server reports the same dead engine for every request, for minutes."""
-    lines = [DEAD.replace("11:02", f"11:{minute:02d}") for minute in range(2, 40, 3)]
+    """The API server reports the same dead engine for every request; after half an hour, or a start, it is another."""
+    lines = [DEAD.replace("11:02", f"11:{minute:02d}") for minute in range(2, 30, 3)]
     assert categories(*lines) == ["engine_core_died"]
+    assert len(categories(*lines, DEAD.replace("11:02", "11:50"))) == 2
+    assert len(categories(*lines, "INFO:     Application startup complete.", DEAD.replace("11:02", "11:31"))) == 2
     first = f"ERROR 06-19 11:02:40 [core.py:1] {oom()}"
     assert categories(first, *lines) == ["cuda_oom_generic"]
 
@@ -241,6 +243,9 @@ def test_other_victims() -> None:
     worker = "Jan  9 11:20:33 node vllm[700]: Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor."
     assert categories(kernel.format("pt_main_thread"), worker) == ["host_oom_kill_global"]
     assert categories(kernel.format("java"), worker) == ["host_oom_kill_global", "worker_sigkilled"]
+    for other in ("mysql.service: Failed with result 'oom-kill'.", "redis-0   0/1   OOMKilled   3   5m"):
+        assert len(categories(other, worker)) == 2, other
+    assert len(categories(kernel.format("java"), DEAD)) == 2
     admission = "Pod Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested:1, Available: 0, which is unexpected"
     assert categories(admission, DEAD) == ["k8s_gpu_unavailable", "engine_core_died"]
 

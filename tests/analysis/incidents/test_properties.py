@@ -25,6 +25,7 @@ ORDINARY = (
     'INFO:     10.0.0.7:51514 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
     '(APIServer pid=1) INFO:     10.0.0.8:40000 - "GET /health HTTP/1.1" 200 OK',
     "",
+    "INFO 07-15 10:00:01 [logger.py:43] Received request chatcmpl-2: prompt: 'how wide is a 24\" screen', params: S(n=1)",
     "Received request chatcmpl-1: prompt: 'why do I get CUDA out of memory. Tried to allocate 2.00 GiB?', params: SamplingParams(n=1)",
 )
 QUICK = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -93,7 +94,7 @@ def compose(lines: list[str], draw: Draw) -> list[str]:
     return [f"{name}  | {line}" for line in lines]
 
 
-def stern(lines: list[str], draw: Draw) -> list[str]:
+def kubectl(lines: list[str], draw: Draw) -> list[str]:
     return [f"[pod/vllm-7d9f-x2x/vllm] {line}" for line in lines]
 
 
@@ -109,7 +110,7 @@ def plain(lines: list[str], draw: Draw) -> list[str]:
     return lines
 
 
-WRAPPERS = (plain, docker, cri, journal, compose, stern, coloured, windows)
+WRAPPERS = (plain, docker, cri, journal, compose, kubectl, coloured, windows)
 KERNEL_WRAPPERS = (plain, docker, windows)
 
 

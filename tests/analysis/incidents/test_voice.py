@@ -125,3 +125,52 @@ def test_journal_layouts(viewer: str) -> None:
     """A line that must begin with its message is found in all of journald's layouts."""
     killed = viewer.format("Killed /user.slice/x.scope due to memory pressure for /user.slice being 51.07% > 50.00%")
     assert categories(killed.replace("vllm", "systemd-oomd")) == ["host_oom_kill_userspace"]
+
+
+def test_quotation_ends() -> None:
+    """What comes after a quoted prompt is the program's again, however many lines and quotes the prompt had."""
+    for prompt in (
+        "'line one\nline two', params: SamplingParams(n=1)",
+        "'a 24\" screen', params: SamplingParams(n=1)",
+        "'it''s', params: S(n=1)",
+    ):
+        text = (
+            f"INFO 07-15 10:00:01 [logger.py:43] Received request c: prompt: {prompt}\nProcess SpawnProcess-1:\n{oom()}"
+        )
+        assert categories(text) == ["cuda_oom_generic"], prompt
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"ERROR {E}, retrying in 5s (attempt 10/10)", f"ERROR {oom()} Falling back to CPU failed, exiting", f"ERROR: could not fix allocation: {E}",
+        f"ERROR fixed size pool exhausted: {E}", f"ERROR regex: guided decoding failed: {E}", f"[ERROR] - {E}",
+    ],
+)  # fmt: skip
+def test_loud(line: str) -> None:
+    """At level ERROR a failure counts, whatever words stand beside it."""
+    assert categories(line) == ["cuda_oom_generic"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-01-01T00:00:00Z DEBUG hyper::proto::h1: body CUDA error: out of memory", f"2026-01-01T00:00:00Z  INFO my_gateway::chat: said {E}",
+        '{"agent":"support-bot","message":"CUDA error: out of memory","user":"bob"}', '{"log":"CUDA error: out of memory","date":"2026","room":"help"}',
+        '{"jsonPayload":{"message":"CUDA error: out of memory","level":"info"},"severity":"INFO"}',
+        '{"message":"CUDA error: out of memory","agent":{"type":"filebeat"},"log":{"level":"info"}}',
+        f"gateway user: my server failed with {E}", "ERROR 01-01 00:00:00 [x.py:1] invalid request, prompt: 'CUDA error: out of memory'",
+        '{"level":"warn","msg":"moderation: prompt: CUDA error: out of memory"}',
+    ],
+)  # fmt: skip
+def test_still_nothing(line: str) -> None:
+    """Levels of relays' look-alikes, records of chat programs, words of failure inside somebody's text."""
+    assert categories(line) == []
+
+
+def test_quoted_consequences() -> None:
+    """A quoted death, retry or version banner is none either."""
+    lead = "INFO 07-15 10:00:01 [logger.py:43] Received request c: prompt: 'look:\n"
+    assert categories(lead + "vllm.v1.engine.exceptions.EngineDeadError: x\nwhat now?', params: S(n=1)") == []
+    first = f"(EngineCore pid=7) {oom()}"
+    assert categories(first, lead + "build: 5172 (eb1776b1) with cc\n', params: S(n=1)", first) == ["cuda_oom_generic"]
