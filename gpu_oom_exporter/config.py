@@ -93,6 +93,29 @@ class Processes(Section):
     )
 
 
+class LogFile(Section):
+    """A log file, or a pattern of several."""
+
+    path: str = Field(min_length=1, description="File or shell pattern, for example `/var/log/vllm/*.log`.")
+    engine: str = Field("", max_length=64, description="Name of the engine that writes it, as under `engines`.")
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: str) -> str:
+        if not path.startswith("/"):
+            raise ValueError("must begin with /")
+        return path
+
+
+class Logs(Section):
+    """Which logs are watched for incidents."""
+
+    enabled: bool = Field(True, description="Off where logs are watched elsewhere; there are no incidents then.")
+    files: tuple[LogFile, ...] = Field((), description="Log files besides those of containers and the kernel.")
+    kernel: bool = Field(True, description="The kernel's messages: OOM killer, Xid, driver. Needs root.")
+    containers: bool = Field(True, description="The logs that Docker and the kubelet keep on this host.")
+
+
 class Limits(Section):
     """Bounds that keep a broken host from flooding Prometheus."""
 
@@ -105,6 +128,7 @@ class Config(Section):
     engines: tuple[Engine, ...] = Field((), description="Inference servers to watch.")
     nvml: Nvml = Field(Nvml(), description="How the NVIDIA driver is read.")
     processes: Processes = Field(Processes(), description="Which processes get a series of their own.")
+    logs: Logs = Field(Logs(), description="Which logs are watched for incidents.")
     limits: Limits = Field(Limits(), description="Bounds.")
 
     @model_validator(mode="after")
@@ -115,6 +139,9 @@ class Config(Section):
             if engine.name in seen:
                 problems.append(f"engines.{number}.name: {engine.name!r} is the name of engines.{seen[engine.name]}")
             seen.setdefault(engine.name, number)
+        for number, file in enumerate(self.logs.files):
+            if file.engine and file.engine not in seen:
+                problems.append(f"logs.files.{number}.engine: {file.engine!r} is not the name of an engine")
         if problems:
             raise ValueError("\n".join(problems))
         return self

@@ -254,6 +254,8 @@ class HostFacts:
     swap_free_bytes: int | None = None
     gpus: tuple[PciGpu, ...] = ()
     own: OwnProcess | None = None
+    shm_size_bytes: int | None = None
+    shm_free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +297,79 @@ class EngineFacts:
     port: int | None = None
 
 
+Value: TypeAlias = int | float | str | bool | Sequence[int | str] | Sequence[Mapping[str, int]]
+"""A field of an incident (`docs/incidents.md` names them): bytes are bytes, texts are as printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One thing that went wrong, after de-duplication.
+
+    *line* and *offset* are where it is first seen in its stream: lines from 1, bytes from 0.
+    *engine* and *version* are empty when the log does not tell.
+    """
+
+    category: str
+    severity: str
+    fields: Mapping[str, Value]
+    line: int
+    offset: int
+    engine: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOrigin:
+    """Where a log comes from: its *stream* (a name that outlives rotations) and whose it is.
+
+    *kind* is file, docker, pod or kernel; *engine* is the configured name of the engine that writes it.
+    """
+
+    stream: str
+    kind: str = "file"
+    container_id: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    engine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """How far a stream is read: *file* is the identity of its file, *head* a checksum of the file's first bytes."""
+
+    file: str
+    head: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An incident with where and when it was seen: *file* is the identity of the file within the stream."""
+
+    incident: Incident
+    origin: LogOrigin
+    file: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """What the logs have told: totals by category since the archive began, and the incidents of the last half hour.
+
+    *gaps* counts by reason what could not be read without loss; *dropped_lines* are those a storm cost.
+    """
+
+    totals: Mapping[str, int] = field(default_factory=dict)
+    last_times: Mapping[str, float] = field(default_factory=dict)
+    recent: tuple[Recorded, ...] = ()
+    files: int = 0
+    unreadable: int = 0
+    dropped_lines: int = 0
+    gaps: Mapping[str, int] = field(default_factory=dict)
+    kernel: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that is known at one moment. A source without fresh facts is None here and not `ok` in `health`."""
@@ -306,6 +381,7 @@ class Snapshot:
     host: HostFacts | None = None
     engines: tuple[EngineFacts, ...] = ()
     containers: ContainerFacts | None = None
+    logs: LogFacts | None = None
     complete: bool = True
     """Every enabled source has answered or failed at least once."""
     tick_lateness_seconds: float = 0.0
@@ -382,6 +458,17 @@ class Workload:
 NO_WORKLOAD = Workload()
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Whose:
+    """Whose an incident is: alert group, engine, GPU and workload; empty where that is not known."""
+
+    group: str
+    engine: str = ""
+    gpu: str = ""
+    uuid: str = ""
+    workload: Workload = NO_WORKLOAD
+
+
 @dataclass(frozen=True, slots=True)
 class Holding:
     """The bytes one process has in one place, and what kind of holder it is."""
@@ -451,27 +538,6 @@ class EngineReport:
     budgets: Mapping[Place, int] = field(default_factory=dict)
 
 
-Value: TypeAlias = int | float | str | bool | Sequence[int | str] | Sequence[Mapping[str, int]]
-"""A field of an incident (`docs/incidents.md` names them): bytes are bytes, texts are as printed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """One thing that went wrong, after de-duplication.
-
-    *line* and *offset* are where it is first seen in its stream: lines from 1, bytes from 0.
-    *engine* and *version* are empty when the log does not tell.
-    """
-
-    category: str
-    severity: str
-    fields: Mapping[str, Value]
-    line: int
-    offset: int
-    engine: str = ""
-    version: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
     """Every conclusion of one tick; `catalog/metrics.py` reads nothing else."""
@@ -487,6 +553,10 @@ class Report:
     process_bytes: Mapping[tuple[Place, str, Workload, str], int] = field(default_factory=dict)
     engines: tuple[EngineReport, ...] = ()
     host: HostFacts | None = None
+    logs: LogFacts | None = None
+    incidents: Mapping[str, int] = field(default_factory=dict)
+    incidents_recent: Mapping[Whose, int] = field(default_factory=dict)
+    engine_deaths: Mapping[str, int] = field(default_factory=dict)
     tick_lateness_seconds: float = 0.0
 
 

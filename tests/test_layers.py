@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "publish": {"model", "catalog", "config", "publish"},
     "simulate": {"model", "catalog", "config", "sources", "simulate"},
     "act": {"model", "catalog", "config", "sources", "analysis"},
-    "daemon": {"model", "catalog", "config", "sources", "analysis", "publish", "simulate"},
+    "daemon": {"model", "catalog", "config", "sources", "analysis", "publish", "simulate", "daemon"},
     "cli": {"model", "catalog", "config", "sources", "analysis", "publish", "simulate", "act", "daemon", "cli"},
     "__main__": {"cli"},
     "__init__": set(),

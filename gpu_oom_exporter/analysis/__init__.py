@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gpu_oom_exporter.analysis import engines, headroom, orphans, ownership
+from gpu_oom_exporter.analysis import engines, headroom, orphans, ownership, recent
 from gpu_oom_exporter.analysis.history import History
 from gpu_oom_exporter.config import Config
 from gpu_oom_exporter.model import (
@@ -49,7 +49,8 @@ def think(
         tick_lateness_seconds=snapshot.tick_lateness_seconds,
     )
     if nvml is None:
-        return State(replace(report, ownership=_carried(state, history)), history, None)
+        report = replace(report, ownership=_carried(state, history))
+        return State(_with_incidents(report, snapshot), history, None)
     history.blind = 0
     owned = ownership.own(
         ownership.Scene(
@@ -79,7 +80,22 @@ def think(
         ownership=owned,
         process_bytes=ownership.by_command(owned, config.processes, history),
     )
-    return State(report, history, nvml)
+    return State(_with_incidents(report, snapshot), history, nvml)
+
+
+def _with_incidents(report: Report, snapshot: Snapshot) -> Report:
+    """*report* with what the logs tell; without the archive nothing is known, which is not zero."""
+    logs = snapshot.logs
+    if logs is None:
+        return report
+    scene = recent.Scene(report.engines, snapshot.engines, report.gpus, report.ownership, snapshot.containers)
+    return replace(
+        report,
+        logs=logs,
+        incidents=recent.totals(logs),
+        incidents_recent=recent.recent(logs, snapshot.time, scene),
+        engine_deaths=recent.deaths(logs, snapshot.time, scene),
+    )
 
 
 def _carried(state: State, history: History) -> dict[Place, Ownership]:

@@ -194,6 +194,24 @@ CATEGORIES = {
 }  # fmt: skip
 """Category name → row, in the order of the documentation."""
 
+SAID_BY_HOST = frozenset(
+    row.name
+    for row in CATEGORIES.values()
+    if row.group in (Group.GPU, Group.CONTAINER_RUNTIME) or row.name.startswith("host_oom_kill_")
+) | frozenset({
+    "gpu_xid_info", "display_vram_pressure", "orphaned_worker", "zombie_vram_dead_pid", "ipc_handle_holder",
+    "mps_server_holder",
+    "display_holder", "pid_namespace_hidden", "idle_holder", "vram_slow_leak", "ssh_publickey_denied",
+})  # fmt: skip
+"""Categories that only the host's own logs may report: what a container prints is about itself."""
+
+SAID_BY_KERNEL = frozenset({
+    "host_oom_kill_global", "host_oom_kill_cgroup", "gpu_app_fault", "gpu_ecc_error", "gpu_lost",
+    "gpu_driver_fault", "nvlink_fault",
+    "gpu_recovery_required", "gpu_xid_info", "nvrm_alloc_failure", "display_vram_pressure",
+})  # fmt: skip
+"""Categories that the kernel's messages may report, and no others."""
+
 RUNBOOK = "docs/incidents.md#{name}"
 
 

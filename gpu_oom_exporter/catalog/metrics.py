@@ -443,6 +443,85 @@ METRICS: tuple[Metric, ...] = (
         lambda r: (((p.gpu, p.uuid, str(xid)), n) for (p, xid), n in r.xids.items()),
         "GPUs",
     ),
+    # --------------------------------------------------------------------------------- incidents
+    Metric(
+        "gpu_oom_incidents_total",
+        "counter",
+        "Incidents found in logs since the archive began, by category; counted once over restarts. Absent while the "
+        "archive cannot be read.",
+        ("category",),
+        "one per category",
+        lambda r: (((category,), count) for category, count in r.incidents.items()),
+        "Incidents",
+    ),
+    Metric(
+        "gpu_oom_incident_last_timestamp_seconds",
+        "gauge",
+        "When the newest incident of the category was found, unix time. Absent until there was one.",
+        ("category",),
+        "one per category seen",
+        lambda r: (((category,), last) for category, last in (r.logs.last_times if r.logs else {}).items()),
+        "Incidents",
+    ),
+    Metric(
+        "gpu_oom_incidents_recent",
+        "gauge",
+        "Incidents of the last 15 minutes (30 for failed starts) by alert group, with engine, GPU and workload where "
+        "they are known. Absent without one.",
+        ("group", "engine", *GPU, *WORKLOAD),
+        "at most 32",
+        lambda r: (
+            ((w.group, w.engine, w.gpu, w.uuid, w.workload.namespace, w.workload.pod, w.workload.container), count)
+            for w, count in r.incidents_recent.items()
+        ),
+        "Incidents",
+    ),
+    Metric(
+        "gpu_oom_engine_deaths_recent",
+        "gauge",
+        "Critical incidents of the engine within 30 minutes; a clean end is none. Absent without one.",
+        ("engine",),
+        "one per engine that died",
+        lambda r: (((engine,), count) for engine, count in r.engine_deaths.items()),
+        "Incidents",
+    ),
+    Metric(
+        "gpu_oom_log_files",
+        "gauge",
+        "Log files that are followed.",
+        (),
+        ONE,
+        lambda r: (((), r.logs.files),) if r.logs else (),
+        "Incidents",
+    ),
+    Metric(
+        "gpu_oom_log_files_unreadable",
+        "gauge",
+        "Log files that should be followed and cannot be read; the daemon's log names them.",
+        (),
+        ONE,
+        lambda r: (((), r.logs.unreadable),) if r.logs else (),
+        "Incidents",
+    ),
+    Metric(
+        "gpu_oom_log_lines_dropped_total",
+        "counter",
+        "Lines that were skipped because a log grew faster than it can be read, since the daemon started.",
+        (),
+        ONE,
+        lambda r: (((), r.logs.dropped_lines),) if r.logs else (),
+        "Incidents",
+    ),
+    Metric(
+        "gpu_oom_log_gaps_total",
+        "counter",
+        "Places where part of a log could not be read, by reason, since the daemon started: truncated in place, "
+        "rotated away while the daemon was down, kernel ring overwritten.",
+        ("reason",),
+        "one per reason seen",
+        lambda r: (((reason,), count) for reason, count in (r.logs.gaps if r.logs else {}).items()),
+        "Incidents",
+    ),
     # ----------------------------------------------------------------------------------- engines
     Metric(
         "gpu_oom_engine_info",
@@ -629,6 +708,25 @@ METRICS: tuple[Metric, ...] = (
         (),
         ONE,
         _host("swap_free_bytes"),
+        "Host",
+    ),
+    Metric(
+        "gpu_oom_shm_size_bytes",
+        "gauge",
+        "Size of the host's /dev/shm; a container has its own unless it shares the host's. Absent where PID 1's root "
+        "cannot be looked into.",
+        (),
+        ONE,
+        _host("shm_size_bytes"),
+        "Host",
+    ),
+    Metric(
+        "gpu_oom_shm_free_bytes",
+        "gauge",
+        "Free bytes of the host's /dev/shm. Absent where its size is.",
+        (),
+        ONE,
+        _host("shm_free_bytes"),
         "Host",
     ),
     # --------------------------------------------------------------------------------------- self

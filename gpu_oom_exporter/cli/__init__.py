@@ -142,6 +142,13 @@ def _paths(parser: argparse.ArgumentParser) -> None:
         help="the kubelet's log links, for names of pods",
     )
     parser.add_argument(
+        "--path.docker-logs", default="/var/lib/docker/containers", metavar="DIR", help="where Docker keeps its logs"
+    )
+    parser.add_argument(
+        "--path.pod-logs", default="/var/log/pods", metavar="DIR", help="where the kubelet keeps the logs of pods"
+    )
+    parser.add_argument("--path.kmsg", default="/dev/kmsg", metavar="FILE", help="the kernel's messages")
+    parser.add_argument(
         "--storage.path",
         metavar="DIR",
         help="what must survive a restart (default: systemd's state directory, /var/lib/gpu-oom-exporter for root, "
@@ -210,6 +217,9 @@ def paths(arguments: argparse.Namespace) -> Paths:
         storage,
         chosen["path.docker_socket"],
         chosen["path.container_logs"],
+        chosen["path.docker_logs"],
+        chosen["path.pod_logs"],
+        chosen["path.kmsg"],
     )
 
 

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.demo:
         world, config = simulated_host(chosen["demo.speed"])
     else:
-        world = this_host(config, paths(arguments))
+        world = this_host(config, paths(arguments), watch=True)
     if chosen["collect.process_pid"]:
         config = config.model_copy(update={"processes": config.processes.model_copy(update={"show_pid": True})})
     log.info(

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
-from gpu_oom_exporter.model import ContainerFacts, EngineFacts, Health, HostFacts, NvmlFacts, Reason, Snapshot
+from gpu_oom_exporter.model import ContainerFacts, EngineFacts, Health, HostFacts, LogFacts, NvmlFacts, Reason, Snapshot
 
 log = logging.getLogger(__name__)
-Facts: TypeAlias = NvmlFacts | HostFacts | EngineFacts | ContainerFacts
+Facts: TypeAlias = NvmlFacts | HostFacts | EngineFacts | ContainerFacts | LogFacts
 
 
 class SourceError(Exception):
@@ -74,7 +74,7 @@ class _Posted:
 class Board:
     """Holds the newest facts of *sources*; `run` keeps them new, `snapshot` reads without waiting.
 
-    *on_reading* is called after each reading of NVML, so that none is missed.
+    *on_reading* is called after each reading of NVML, so that none is missed, and when the logs tell something new.
     """
 
     def __init__(
@@ -138,9 +138,10 @@ class Board:
                 },
             )
         posted.failing_since = posted.reason = None
+        news = isinstance(facts, NvmlFacts) or (isinstance(facts, LogFacts) and facts != posted.facts)
         posted.facts, posted.mono = facts, now
         posted.health = Health(True, now - began, None, "", self.clock.time(), dict(posted.failures))
-        if self.on_reading is not None and isinstance(facts, NvmlFacts):
+        if self.on_reading is not None and news:
             self.on_reading()
 
     def _fail(self, source: Source, began: float, reason: Reason, detail: str) -> None:
@@ -162,7 +163,7 @@ class Board:
     def snapshot(self) -> Snapshot:
         """The newest facts of every source; those older than the source allows are dropped."""
         now = self.clock.mono()
-        fresh: dict[type, list[Any]] = {NvmlFacts: [], HostFacts: [], EngineFacts: [], ContainerFacts: []}
+        fresh: dict[type, list[Any]] = {NvmlFacts: [], HostFacts: [], EngineFacts: [], ContainerFacts: [], LogFacts: []}
         health: dict[str, Health] = {}
         complete = True
         for source in self.sources:
@@ -185,6 +186,7 @@ class Board:
             host=next(iter(fresh[HostFacts]), None),
             engines=tuple(fresh[EngineFacts]),
             containers=next(iter(fresh[ContainerFacts]), None),
+            logs=next(iter(fresh[LogFacts]), None),
             complete=complete,
         )
 

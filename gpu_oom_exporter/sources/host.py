@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 
@@ -60,7 +61,16 @@ class HostSource:
             found.get("swap"),
             tuple(self._gpus()),
             own_process(),
+            *self._shm(),
         )
+
+    def _shm(self) -> tuple[int | None, int | None]:
+        """Size and free bytes of the host's /dev/shm, which is PID 1's: ours is another one in a container."""
+        try:
+            status = os.statvfs(f"{self.procfs}/1/root/dev/shm")
+        except OSError:
+            return None, None
+        return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
     def _gpus(self) -> Iterator[PciGpu]:
         for address in nvidia_functions(self.sysfs, self.procfs, self.dev):

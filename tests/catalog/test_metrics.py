@@ -9,7 +9,18 @@ import subprocess
 import pytest
 
 from gpu_oom_exporter.catalog.metrics import DROPPED, METRICS, SERIES_PER_GPU, SERIES_PER_HOST, Metric, families
-from gpu_oom_exporter.model import Answer, Gap, HostFacts, OwnProcess, Report, XidCount
+from gpu_oom_exporter.model import (
+    Answer,
+    Gap,
+    HostFacts,
+    Incident,
+    LogFacts,
+    LogOrigin,
+    OwnProcess,
+    Recorded,
+    Report,
+    XidCount,
+)
 from gpu_oom_exporter.publish.exposition import write
 from tests.analysis.facts import Thinker, engine, gpu, nvml, on_gpu, process
 from tests.conftest import need
@@ -30,6 +41,10 @@ UNITLESS = {
     "gpu_oom_engine_requests_running",
     "gpu_oom_engine_requests_waiting",
     "gpu_oom_source_up",
+    "gpu_oom_incidents_recent",
+    "gpu_oom_engine_deaths_recent",
+    "gpu_oom_log_files",
+    "gpu_oom_log_files_unreadable",
     "process_open_fds",
     "process_max_fds",
 }
@@ -77,9 +92,17 @@ def full_report(gpus: int, gaps: frozenset[Gap] = frozenset()) -> Report:
         report = think(
             nvml=facts,
             engines=engines,
-            host=HostFacts(1, 1, 1, (), OwnProcess(1.0, 1, 1, 1.0, 1, 1)),
+            host=HostFacts(1, 1, 1, (), OwnProcess(1.0, 1, 1, 1.0, 1, 1), 1, 1),
+            logs=log_facts(1.8e9 + 1000.0),
         )
     return report
+
+
+def log_facts(time: float) -> LogFacts:
+    """Logs in which an engine died of a kernel's kill and of its own out-of-memory error."""
+    found = Incident("cuda_oom_runtime", "critical", {"gpu": 0}, 1, 0, "vllm")
+    recorded = tuple(Recorded(found, LogOrigin(f"file:/{n}", engine="e0"), "1:2:0", time) for n in range(2))
+    return LogFacts({"cuda_oom_runtime": 2}, {"cuda_oom_runtime": time}, recorded, 3, 1, 7, {"truncated": 1}, True)
 
 
 def test_budget() -> None:

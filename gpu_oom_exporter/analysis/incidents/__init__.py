@@ -49,10 +49,14 @@ EXCEPTION = re.compile(rb"(?:Error|Exception|OutOfResources)\b|out of memory")
 
 
 class Classifier:
-    """Reads one stream. Chunk boundaries do not matter; state is bounded in lines, time and bytes."""
+    """Reads one stream. Chunk boundaries do not matter; state is bounded in lines, time and bytes.
 
-    def __init__(self, chosen: Format = Format.AUTO) -> None:
+    *sessions* is whether pasted terminal sessions are judged; a log that is followed has none.
+    """
+
+    def __init__(self, chosen: Format = Format.AUTO, sessions: bool = True) -> None:
         self.chosen = chosen
+        self.sessions = sessions
         self.scanner = Scanner(chosen)
         self.folder = Folder()
         self.transcript: Transcript | None = None
@@ -75,6 +79,10 @@ class Classifier:
             told += self._read(hit)
         return told + self.folder.expire(self.scanner.number)
 
+    def settle(self, now: float) -> list[Incident]:
+        """The open incidents that have been quiet by *now* (monotonic seconds), told once; more may still fold."""
+        return self.folder.settle(now)
+
     def close(self) -> list[Incident]:
         """The incidents still open, with the end of the stream as their end."""
         told: list[Incident] = []
@@ -89,7 +97,7 @@ class Classifier:
 
     def _read(self, hit: Hit) -> list[Incident]:
         raw = hit.raw
-        if self.transcript is None and self.chosen in (Format.AUTO, Format.PLAIN) and opens(raw):
+        if self.sessions and self.transcript is None and self.chosen in (Format.AUTO, Format.PLAIN) and opens(raw):
             self.transcript = Transcript()
         if self.transcript is not None and self.transcript.take(raw, hit):
             self.scanner.every = max(self.scanner.every, 1)

@@ -82,6 +82,9 @@ class Episode:
     version: str = ""
     looks: int = 0
     borrowed: bool = False
+    told: bool = False
+    arrived: float | None = None  # monotonic time at which its last line was settled or seen; set by `Folder.settle`
+    settled_last: int = -1
     mourners: set[tuple[int | None, str]] = field(default_factory=set)  # who reported the death, with which signature
 
     def take(self, seen: Sighting) -> None:

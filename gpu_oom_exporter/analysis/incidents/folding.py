@@ -21,6 +21,9 @@ from gpu_oom_exporter.model import Incident, Value
 MOST_OPEN = 64
 """Open episodes of one stream; the oldest is told early when there are more."""
 
+SETTLE_SECONDS, SETTLE_DEATH_SECONDS = 0.7, 5.0
+"""How long after its last line an incident of a followed log is told; a death waits for its cause."""
+
 DETAIL_LINES = 400
 """How long a detail waits for the line it belongs to (a kernel OOM report has up to 300 lines of tasks between)."""
 
@@ -113,6 +116,20 @@ class Folder:
         self.open = near
         return self._tell(over)
 
+    def settle(self, now: float) -> list[Incident]:
+        """Tell the episodes that had no new line for a while, without closing them: who is paged cannot wait."""
+        told = []
+        for episode in self.open:
+            if episode.told:
+                continue
+            if episode.settled_last != episode.last or episode.arrived is None:
+                episode.settled_last, episode.arrived = episode.last, now
+            wait = SETTLE_DEATH_SECONDS if episode.family == "death" else SETTLE_SECONDS
+            if now - episode.arrived >= wait:
+                episode.told = True
+                told.append(judge(episode))
+        return told
+
     def close(self) -> list[Incident]:
         """Tell everything."""
         over, self.open = self.open, []
@@ -121,7 +138,7 @@ class Folder:
     def _tell(self, over: Iterable[Episode]) -> list[Incident]:
         ordered = sorted(over, key=lambda episode: (episode.number, episode.offset))
         self.past.extend(episode for episode in ordered if episode.family == "death" or _explains_death(episode))
-        return [judge(episode) for episode in ordered]
+        return [judge(episode) for episode in ordered if not episode.told]
 
     def is_new(self, seen: Sighting) -> bool:
         """Whether *seen* belongs to no open episode."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from gpu_oom_exporter.analysis import State, think
 from gpu_oom_exporter.config import Config
+from gpu_oom_exporter.daemon.watching import Watch, WatchSource
+from gpu_oom_exporter.publish.archive import Archive
 from gpu_oom_exporter.publish.exposition import Page
 from gpu_oom_exporter.publish.web import Latest, Server, Site
 from gpu_oom_exporter.simulate.host import FastClock, demo_config, demo_sources
@@ -19,6 +21,7 @@ from gpu_oom_exporter.sources.board import Board, Clock, Source
 from gpu_oom_exporter.sources.containers import ContainerSource
 from gpu_oom_exporter.sources.engines import EngineSource, Fetch, HttpFetch
 from gpu_oom_exporter.sources.host import HostSource
+from gpu_oom_exporter.sources.logs import KernelMessages, LogFiles, patterns_of
 from gpu_oom_exporter.sources.nvml import NvmlSource
 from gpu_oom_exporter.sources.procfs import Reader as ProcReader
 
@@ -61,6 +64,9 @@ class Paths:
     storage: str = "/var/lib/gpu-oom-exporter"
     docker_socket: str = "/var/run/docker.sock"
     container_logs: str = "/var/log/containers"
+    docker_logs: str = "/var/lib/docker/containers"
+    pod_logs: str = "/var/log/pods"
+    kmsg: str = "/dev/kmsg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,8 @@ class World:
     """How fast the clock runs: the demo's may be sped up."""
 
 
-def this_host(config: Config, paths: Paths) -> World:
-    """The sources of this host."""
+def this_host(config: Config, paths: Paths, watch: bool = False) -> World:
+    """The sources of this host; *watch* is for the daemon alone: it follows logs and writes the archive."""
     clock = SystemClock()
     proc = ProcReader(paths.procfs, cgroupfs=f"{paths.sysfs}/fs/cgroup")
     fetch = HttpFetch()
@@ -96,8 +102,19 @@ def this_host(config: Config, paths: Paths) -> World:
         )
         sources.insert(0, nvml)
         release = nvml.release
+    if watch and config.logs.enabled:
+        sources.append(WatchSource(watch_of(config, paths, clock)))
     sources += [EngineSource(engine, fetch, clock, proc) for engine in config.engines]
     return World(tuple(sources), clock, fetch, release)
+
+
+def watch_of(config: Config, paths: Paths, clock: Clock) -> Watch:
+    """The watch over this host's logs."""
+    logs = config.logs
+    roots = (paths.docker_logs, paths.pod_logs) if logs.containers else ("", "")
+    files = LogFiles(patterns_of(*roots, ((file.path, file.engine) for file in logs.files)))
+    kernel = KernelMessages(paths.kmsg, f"{paths.procfs}/sys/kernel/random/boot_id") if logs.kernel else None
+    return Watch(files, kernel, Archive(f"{paths.storage}/incidents.sqlite"), clock)
 
 
 class Daemon:
