@@ -113,6 +113,9 @@ class Logs(Section):
     enabled: bool = Field(True, description="Off where logs are watched elsewhere; there are no incidents then.")
     files: tuple[LogFile, ...] = Field((), description="Log files besides those of containers and the kernel.")
     kernel: bool = Field(True, description="The kernel's messages: OOM killer, Xid, driver. Needs root.")
+    journal: bool = Field(
+        True, description="systemd's journal, where it is and the extra `journal` is installed: units and the kernel."
+    )
     containers: bool = Field(True, description="The logs that Docker and the kubelet keep on this host.")
 
 

@@ -322,7 +322,8 @@ class Incident:
 class LogOrigin:
     """Where a log comes from: its *stream* (a name that outlives rotations) and whose it is.
 
-    *kind* is file, docker, pod or kernel; *engine* is the configured name of the engine that writes it.
+    *kind* is file, docker, pod, journal or kernel (who speaks for the machine, in the journal too); *container_id* is a
+    container's or a systemd unit's; *engine* is the configured name of the engine that writes it.
     """
 
     stream: str

@@ -147,6 +147,12 @@ def _paths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path.pod-logs", default="/var/log/pods", metavar="DIR", help="where the kubelet keeps the logs of pods"
     )
+    parser.add_argument(
+        "--path.journal",
+        action="append",
+        metavar="DIR",
+        help="where the journal is; the first that exists (default /var/log/journal, then /run/log/journal)",
+    )
     parser.add_argument("--path.kmsg", default="/dev/kmsg", metavar="FILE", help="the kernel's messages")
     parser.add_argument(
         "--storage.path",
@@ -220,6 +226,7 @@ def paths(arguments: argparse.Namespace) -> Paths:
         chosen["path.docker_logs"],
         chosen["path.pod_logs"],
         chosen["path.kmsg"],
+        tuple(chosen["path.journal"] or ("/var/log/journal", "/run/log/journal")),
     )
 
 

@@ -21,6 +21,7 @@ from gpu_oom_exporter.sources.board import Board, Clock, Source
 from gpu_oom_exporter.sources.containers import ContainerSource
 from gpu_oom_exporter.sources.engines import EngineSource, Fetch, HttpFetch
 from gpu_oom_exporter.sources.host import HostSource
+from gpu_oom_exporter.sources.journal import Journal
 from gpu_oom_exporter.sources.logs import KernelMessages, LogFiles, patterns_of
 from gpu_oom_exporter.sources.nvml import NvmlSource
 from gpu_oom_exporter.sources.procfs import Reader as ProcReader
@@ -67,6 +68,7 @@ class Paths:
     docker_logs: str = "/var/lib/docker/containers"
     pod_logs: str = "/var/log/pods"
     kmsg: str = "/dev/kmsg"
+    journals: tuple[str, ...] = ("/var/log/journal", "/run/log/journal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ def watch_of(config: Config, paths: Paths, clock: Clock) -> Watch:
     roots = (paths.docker_logs, paths.pod_logs) if logs.containers else ("", "")
     files = LogFiles(patterns_of(*roots, ((file.path, file.engine) for file in logs.files)))
     kernel = KernelMessages(paths.kmsg, f"{paths.procfs}/sys/kernel/random/boot_id") if logs.kernel else None
-    return Watch(files, kernel, Archive(f"{paths.storage}/incidents.sqlite"), clock)
+    journal = Journal(paths.journals) if logs.journal else None
+    return Watch(files, kernel, Archive(f"{paths.storage}/incidents.sqlite"), clock, journal)
 
 
 class Daemon:

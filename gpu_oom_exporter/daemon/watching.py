@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import logging
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +17,8 @@ from gpu_oom_exporter.catalog.categories import SAID_BY_HOST, SAID_BY_KERNEL
 from gpu_oom_exporter.model import Incident, LogFacts, LogOrigin, LogPosition, Reason, Recorded
 from gpu_oom_exporter.publish.archive import Archive, ArchiveError
 from gpu_oom_exporter.sources.board import Clock, SourceError
-from gpu_oom_exporter.sources.logs import Chunk, KernelMessages, LogFiles
+from gpu_oom_exporter.sources.journal import JOURNAL_STREAM, Entry, Journal
+from gpu_oom_exporter.sources.logs import KERNEL_STREAM, Chunk, KernelMessages, LogFiles
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,9 @@ COMMIT_SECONDS = 1.0
 
 RECENT_SECONDS = 1800.0
 CHUNKS_PER_ROUND = 8
-KERNEL_RECORDS_PER_ROUND = 1000
+ENTRIES_PER_ROUND = 1000
 KEPT_PLACES = 4096
+MOST_VOICES = 64
 
 
 @dataclass(slots=True)
@@ -53,31 +55,75 @@ class _Stream:
 
 
 @dataclass(slots=True)
-class _Kernel:
-    """The kernel's stream; its offsets are sequence numbers, which *places* gives for the classifier's offsets."""
+class _Entries:
+    """A stream of numbered entries: *places* gives the entry that stands at an offset of the classifier."""
 
     classifier: Classifier = field(default_factory=lambda: Classifier(sessions=False))
-    places: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=KEPT_PLACES))
+    places: deque[tuple[int, Entry]] = field(default_factory=lambda: deque(maxlen=KEPT_PLACES))
     length: int = 0
 
-    def number(self, offset: int) -> int:
-        """The sequence number of the message at the classifier's *offset*."""
-        index = bisect.bisect_right([place[0] for place in self.places], offset) - 1
+    def take(self, entry: Entry) -> list[Incident]:
+        """The incidents that are over with *entry*."""
+        self.places.append((self.length, entry))
+        self.length += len(entry.line)
+        return self.classifier.feed(entry.line)
+
+    def at(self, offset: int) -> Entry:
+        """The entry at the classifier's *offset*, or the oldest that is remembered."""
+        index = bisect.bisect_right(self.places, offset, key=lambda place: place[0]) - 1
         return self.places[max(0, index)][1]
+
+    def oldest_open(self) -> Entry | None:
+        """The first entry of the oldest open incident; ``None`` when all is settled."""
+        low = self.classifier.low_water
+        return self.at(low) if low < self.length else None
+
+
+@dataclass(slots=True)
+class _Voices:
+    """The journal, apart by who speaks: what one writes must not merge with, or hide, what another does."""
+
+    entries: OrderedDict[str, _Entries] = field(default_factory=OrderedDict)
+    read: deque[Entry] = field(default_factory=lambda: deque(maxlen=KEPT_PLACES))
+
+    def voice_of(self, entry: Entry) -> _Entries:
+        """The stream that *entry* belongs to, new if it has not spoken lately."""
+        self.read.append(entry)
+        name = "kernel" if entry.kernel else "host" if entry.host else f"of {entry.whose}"
+        found = self.entries.setdefault(name, _Entries())
+        self.entries.move_to_end(name)
+        return found
+
+    def silence(self) -> _Entries | None:
+        """The one that has been quiet longest, taken away when there are too many."""
+        return self.entries.popitem(last=False)[1] if len(self.entries) > MOST_VOICES else None
+
+    def settled(self) -> Entry | None:
+        """The last entry before the oldest open incident; ``None`` if that is before the first that was read."""
+        oldest = min((entry.order for voice in self.entries.values() if (entry := voice.oldest_open())), default=None)
+        return next((entry for entry in reversed(self.read) if oldest is None or entry.order < oldest), None)
 
 
 class Watch:
-    """Reads *files* and *kernel*, and keeps what they tell in *archive*."""
+    """Reads *files*, *kernel* and *journal*, and keeps what they tell in *archive*."""
 
-    def __init__(self, files: LogFiles, kernel: KernelMessages | None, archive: Archive, clock: Clock) -> None:
+    def __init__(
+        self,
+        files: LogFiles,
+        kernel: KernelMessages | None,
+        archive: Archive,
+        clock: Clock,
+        journal: Journal | None = None,
+    ) -> None:
         self.files = files
         self.kernel = kernel
+        self.journal = journal
         self.archive = archive
         self.clock = clock
         self.facts: LogFacts | None = None
         self.problem = ""
         self._streams: dict[tuple[str, str], _Stream] = {}
-        self._told_by_kernel = _Kernel()
+        self._by_kernel, self._voices = _Entries(), _Voices()
         self._ended: dict[str, LogPosition] = {}
         self._recent: deque[Recorded] = deque()
         self._totals: dict[str, tuple[int, float]] = {}
@@ -110,8 +156,9 @@ class Watch:
     def close(self) -> None:
         """Let go of every file."""
         self.files.close()
-        if self.kernel is not None:
-            self.kernel.close()
+        for source in (self.kernel, self.journal):
+            if source is not None:
+                source.close()
         self.archive.close()
 
     def _begin(self) -> None:
@@ -119,8 +166,11 @@ class Watch:
         self._totals = self.archive.totals()
         self._recent.extend(self.archive.since(self.clock.time() - RECENT_SECONDS))
         self.files.marks = positions
-        if self.kernel is not None:
-            self.kernel.begin(positions.get("kernel"), known=bool(positions))
+        for source, stream in ((self.kernel, KERNEL_STREAM), (self.journal, JOURNAL_STREAM)):
+            if source is not None:
+                source.begin(positions.get(stream), known=bool(positions))
+                if not source.readable:
+                    log.info("log not watched", extra={"stream": stream, "detail": source.detail})
         self._began = True
 
     def round(self) -> bool:
@@ -140,9 +190,18 @@ class Watch:
             else:
                 self._end(event.origin, event.file)
         if self.kernel is not None:
-            for chunk in self.kernel.read(KERNEL_RECORDS_PER_ROUND):
+            for chunk in self.kernel.read(ENTRIES_PER_ROUND):
                 busy = True
-                self._take_kernel(chunk)
+                entry = Entry(chunk.offset, chunk.file, chunk.offset, "", chunk.data, "", True, False)
+                self._record_entries(self._by_kernel, KERNEL_STREAM, self._by_kernel.take(entry))
+        if self.journal is not None:
+            for entry in self.journal.read(ENTRIES_PER_ROUND):
+                busy = True
+                voice = self._voices.voice_of(entry)
+                if not (entry.kernel and self.kernel is not None and self.kernel.readable):  # else told twice
+                    self._record_entries(voice, JOURNAL_STREAM, voice.take(entry))
+                if (silent := self._voices.silence()) is not None:
+                    self._record_entries(silent, JOURNAL_STREAM, silent.classifier.close())
         self._settle(now)
         self._commit(now)
         return busy
@@ -179,34 +238,36 @@ class Watch:
             moved = replace(incident, offset=stream.base + incident.offset)
             self._pending.append(Recorded(moved, stream.origin, stream.file, self.clock.time()))
 
-    def _take_kernel(self, chunk: Chunk) -> None:
-        kernel = self._told_by_kernel
-        kernel.places.append((kernel.length, chunk.offset))
-        kernel.length += len(chunk.data)
-        self._record_kernel(kernel.classifier.feed(chunk.data))
-
-    def _record_kernel(self, found: Iterable[Incident]) -> None:
-        assert self.kernel is not None
+    def _record_entries(self, entries: _Entries, stream: str, found: Iterable[Incident]) -> None:
         for incident in found:
-            if incident.category in SAID_BY_KERNEL:
-                moved = replace(incident, offset=self._told_by_kernel.number(incident.offset))
-                origin = LogOrigin("kernel", "kernel")
-                self._pending.append(Recorded(moved, origin, self.kernel.boot, self.clock.time()))
+            entry = entries.at(incident.offset)
+            # the kernel tells of the kernel alone, and nobody but it and the host's own programs tells of the host
+            believed = incident.category in SAID_BY_KERNEL if entry.kernel else incident.category not in SAID_BY_HOST
+            if believed or (entry.host and incident.category in SAID_BY_HOST):
+                machine = entry.kernel or entry.host
+                origin = LogOrigin(stream, "kernel" if machine else "journal", "" if machine else entry.whose)
+                moved = replace(incident, offset=entry.number)
+                self._pending.append(Recorded(moved, origin, entry.file, self.clock.time()))
 
     def _settle(self, now: float) -> None:
         for stream in self._streams.values():
             self._record(stream, stream.classifier.settle(now))
-        if self.kernel is not None:
-            self._record_kernel(self._told_by_kernel.classifier.settle(now))
+        self._record_entries(self._by_kernel, KERNEL_STREAM, self._by_kernel.classifier.settle(now))
+        for voice in self._voices.entries.values():
+            self._record_entries(voice, JOURNAL_STREAM, voice.classifier.settle(now))
 
     def _positions(self) -> dict[str, LogPosition]:
         positions = {**self._ended, **self.files.positions()}
         positions.update({stream.origin.stream: stream.position for stream in self._streams.values()})
-        if self.kernel is not None and self.kernel.boot and self.kernel.readable:
-            told = self._told_by_kernel
-            low = told.classifier.low_water
-            settled = self.kernel.after if low >= told.length else told.number(low) - 1
-            positions["kernel"] = LogPosition(self.kernel.boot, 0, settled)
+        if self.kernel is not None and self.kernel.readable:
+            oldest = self._by_kernel.oldest_open()
+            number = self.kernel.after if oldest is None else oldest.number - 1
+            positions[KERNEL_STREAM] = LogPosition(self.kernel.boot, 0, number)
+        if self.journal is not None and self.journal.readable:
+            last = self._voices.settled()
+            cursor = last.cursor if last is not None else self.journal.began_at
+            if cursor:
+                positions[JOURNAL_STREAM] = LogPosition(cursor, 0, 0)
         return positions
 
     def _commit(self, now: float, force: bool = False) -> None:

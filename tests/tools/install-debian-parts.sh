@@ -1,5 +1,6 @@
 #!/bin/sh
-# Install what the tests need from Debian: gcc, Prometheus with promtool, and the real libnvidia-ml without a driver.
+# Install what the tests need from Debian: gcc, Prometheus with promtool, systemd-journal-remote, and the real
+# libnvidia-ml without a driver.
 # Outside Debian, or without root, it says what will be skipped; with CI=true that is a failure.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -13,14 +14,15 @@ missing() {
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
-[ -e "$library/libnvidia-ml.so.1" ] && have gcc && have prometheus && have promtool && exit 0
+[ -e "$library/libnvidia-ml.so.1" ] && have gcc && have prometheus && have promtool &&
+  [ -e /lib/systemd/systemd-journal-remote ] && exit 0
 have apt-get || missing "this is no Debian"
 [ "$(id -u)" = 0 ] || missing "not root, so nothing can be installed with apt-get"
 
 export DEBIAN_FRONTEND=noninteractive
-if ! { have gcc && have prometheus && have promtool; }; then
+if ! { have gcc && have prometheus && have promtool && [ -e /lib/systemd/systemd-journal-remote ]; }; then
   apt-get update -q >/dev/null || missing "apt-get update failed"
-  apt-get install -y -q --no-install-recommends gcc libc6-dev prometheus >/dev/null || missing "apt-get install failed"
+  apt-get install -y -q --no-install-recommends gcc libc6-dev prometheus systemd-journal-remote >/dev/null || missing "apt-get install failed"
 fi
 
 # the library is in non-free: a private copy of the sources leaves the system as it is
