@@ -358,7 +358,8 @@ class Recorded:
 class LogFacts:
     """What the logs have told: totals by category since the archive began, and the incidents of the last half hour.
 
-    *gaps* counts by reason what could not be read without loss; *dropped_lines* are those a storm cost.
+    *gaps* counts by reason what could not be read without loss; *dropped_lines* are those a storm cost. *kernel* says
+    whether the kernel's messages are read, *xids* counts those it told of by PCI address and number.
     """
 
     totals: Mapping[str, int] = field(default_factory=dict)
@@ -369,6 +370,7 @@ class LogFacts:
     dropped_lines: int = 0
     gaps: Mapping[str, int] = field(default_factory=dict)
     kernel: bool = False
+    xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpu_oom_exporter.analysis import engines, headroom, orphans, ownership, recent
@@ -13,6 +13,7 @@ from gpu_oom_exporter.model import (
     Gpu,
     GpuIdentity,
     HostFacts,
+    LogFacts,
     MemoryKind,
     NvmlFacts,
     Ownership,
@@ -65,7 +66,6 @@ def think(
         )
     )
     up, gpus = _inventory(nvml, snapshot.host, history)
-    place_by_uuid = {place.uuid: place for place in up}
     report = replace(
         report,
         gpus=gpus,
@@ -75,12 +75,25 @@ def think(
             for gpu in nvml.gpus
             if gpu.up and gpu.recovery_action is not None
         },
-        xids={(place_by_uuid[x.uuid], x.xid): x.count for x in nvml.xids if x.uuid in place_by_uuid},
+        xids=_xids(nvml, snapshot.logs, gpus),
         headroom=headroom.measure(nvml, snapshot.host, told, owned, history, snapshot.mono),
         ownership=owned,
         process_bytes=ownership.by_command(owned, config.processes, history),
     )
     return State(_with_incidents(report, snapshot), history, nvml)
+
+
+def _xids(nvml: NvmlFacts, logs: LogFacts | None, gpus: Sequence[GpuIdentity]) -> dict[tuple[Place, int], int]:
+    """How often each Xid came: by the kernel's messages where they are read, else by NVML's events, never by both."""
+    if logs is None or not logs.kernel:
+        places = {gpu.place.uuid: gpu.place for gpu in gpus}
+        return {(places[x.uuid], x.xid): x.count for x in nvml.xids if x.uuid in places}
+    return {
+        (gpu.place, xid): count
+        for (pci, xid), count in logs.xids.items()
+        for gpu in gpus
+        if pci in gpu.pci_bus_id.lower()
+    }
 
 
 def _with_incidents(report: Report, snapshot: Snapshot) -> Report:

@@ -437,7 +437,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "gpu_oom_xid_errors_total",
         "counter",
-        "Xid errors by number since the daemon started. A series appears with its first error.",
+        'Xid errors by number since the daemon started: by the kernel where `gpu_oom_source_up{source="kernel"}` is 1,'
+        " else by NVML. A series appears with its first error.",
         (*GPU, "xid"),
         "one per GPU and Xid seen",
         lambda r: (((p.gpu, p.uuid, str(xid)), n) for (p, xid), n in r.xids.items()),
@@ -742,10 +743,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "gpu_oom_source_up",
         "gauge",
-        "1 when the source's newest facts are in use, 0 when it failed or they are too old.",
+        "1 when the source's newest facts are in use, 0 when it failed or they are too old. `kernel`: 1 when its"
+        " messages are read, absent where that is not allowed.",
         ("source",),
         "one per enabled source",
-        lambda r: (((name,), float(h.ok)) for name, h in r.health.items()),
+        lambda r: (
+            *(((name,), float(h.ok)) for name, h in r.health.items()),
+            *((("kernel",), 1.0) for logs in (r.logs,) if logs is not None and logs.kernel),
+        ),
         "The exporter itself",
     ),
     Metric(

@@ -304,6 +304,7 @@ class Watch:
             self._dropped_lines,
             gaps,
             self.kernel is not None and self.kernel.readable,
+            dict(self.kernel.xids) if self.kernel is not None else {},
         )
 
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from gpu_oom_exporter.catalog.xids import XID_LINE
 from gpu_oom_exporter.model import LogOrigin, LogPosition
 
 CHUNK_BYTES = 1 << 18
@@ -289,7 +290,8 @@ KERNEL_STREAM = "kernel"
 class KernelMessages:
     """Messages of the kernel's ring from *path*, by facility 0 alone: any user may write others there.
 
-    *after* is the sequence number of the last message that was settled; it counts from each boot.
+    *after* is the sequence number of the last message that was settled; it counts from each boot. *xids* counts the
+    driver's Xids by PCI address and number since this was made.
     """
 
     path: str = "/dev/kmsg"
@@ -297,6 +299,7 @@ class KernelMessages:
     boot: str = ""
     after: int = -1
     gaps: dict[str, int] = field(default_factory=dict)
+    xids: dict[tuple[str, int], int] = field(default_factory=dict)
     detail: str = ""
     _descriptor: int = -1
 
@@ -337,6 +340,9 @@ class KernelMessages:
             if int(fields[0]) >> 3 != 0:  # written by a program
                 continue
             line = b"%s;%s\n" % (prefix, text.split(b"\n", 1)[0])
+            if (xid := XID_LINE.search(line)) is not None:
+                key = xid[1].decode().lower(), int(xid[2])
+                self.xids[key] = self.xids.get(key, 0) + 1
             yield Chunk(origin, self.boot, 0, number, line)
 
     def _next(self) -> bytes | None:

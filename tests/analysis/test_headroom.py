@@ -8,6 +8,7 @@ from gpu_oom_exporter.model import (
     GpuInstance,
     Headroom,
     HostFacts,
+    LogFacts,
     Memory,
     MemoryKind,
     PciGpu,
@@ -103,6 +104,19 @@ def test_mig_adds_up() -> None:
     assert report.gpu_up == {PLACE: True}
     assert [identity.place for identity in report.gpus] == [PLACE]
     assert report.xids == {(PLACE, 31): 2}
+
+
+def test_xids_by_the_kernel() -> None:
+    """Where the kernel's messages are read they alone count, also for a GPU that NVML has lost; else NVML's events."""
+    thinker = Thinker()
+    facts = nvml(gpu(), xids=(XidCount("GPU-0", 31, 2),))
+    (identity,) = thinker(nvml=facts, logs=LogFacts()).gpus
+    address = identity.pci_bus_id.lower()[4:-2]  # as the driver prints it: four digits of domain, no function
+    told = LogFacts(kernel=True, xids={(address, 79): 3, ("0000:ff:00", 31): 1})
+    report = thinker(nvml=facts, logs=told)
+    assert report.xids == {(PLACE, 79): 3}
+    assert thinker(nvml=nvml(gpu(up=False)), logs=told).xids == {(PLACE, 79): 3}
+    assert thinker(nvml=facts, logs=LogFacts()).xids == {(PLACE, 31): 2}
 
 
 def pci(index: int, **more: object) -> PciGpu:

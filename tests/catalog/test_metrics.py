@@ -102,7 +102,8 @@ def log_facts(time: float) -> LogFacts:
     """Logs in which an engine died of a kernel's kill and of its own out-of-memory error."""
     found = Incident("cuda_oom_runtime", "critical", {"gpu": 0}, 1, 0, "vllm")
     recorded = tuple(Recorded(found, LogOrigin(f"file:/{n}", engine="e0"), "1:2:0", time) for n in range(2))
-    return LogFacts({"cuda_oom_runtime": 2}, {"cuda_oom_runtime": time}, recorded, 3, 1, 7, {"truncated": 1}, True)
+    totals, xids = {"cuda_oom_runtime": 2}, {("0000:00:00", 31): 1}
+    return LogFacts(totals, {"cuda_oom_runtime": time}, recorded, 3, 1, 7, {"truncated": 1}, True, xids)
 
 
 def test_budget() -> None:

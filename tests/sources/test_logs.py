@@ -239,8 +239,10 @@ def test_kernel_facility(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """Only facility 0 is the kernel: anybody may write other facilities to /dev/kmsg."""
     forged = "12,7,1000,-;NVRM: Xid (PCI:0000:01:00): 79, forged\n"  # facility 1, as the kernel stores what users write
     real = "4,8,2000,-;NVRM: Xid (PCI:0000:01:00): 31, pid=7, name=python\n"
-    found = one_by_one(kernel(tmp_path / "kmsg", [forged, real]), monkeypatch)
+    messages = kernel(tmp_path / "kmsg", [forged, real])
+    found = one_by_one(messages, monkeypatch)
     assert [chunk.offset for chunk in found] == [8]
+    assert messages.xids == {("0000:01:00", 31): 1}
     assert found[0].file == "boot-1"
 
 
