@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpu_oom_exporter.analysis import recent
 from gpu_oom_exporter.daemon.watching import LOOK_SECONDS, Watch, WatchSource
-from gpu_oom_exporter.model import LogFacts
+from gpu_oom_exporter.model import Container, ContainerFacts, LogFacts
 from gpu_oom_exporter.publish.archive import Archive
 from gpu_oom_exporter.sources.board import SourceError
 from gpu_oom_exporter.sources.logs import KernelMessages, LogFiles, patterns_of
@@ -261,3 +264,43 @@ def test_a_storm(scenario: Scenario, start_daemon: StartDaemon, tmp_path: Path) 
     wait_until(skipped)
     assert lateness
     assert min(lateness) < 0.5
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A memory cgroup of 64 MiB of the kernel that runs the tests, named like a container's."""
+    root = Path("/sys/fs/cgroup/memory")
+    folder = root / f"docker-{'cd' * 32}.scope"
+    try:
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text(str(64 << 20))
+        (folder / "memory.swappiness").write_text("0")
+        os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK))
+    except OSError as err:
+        pytest.skip(f"no memory cgroup (v1) and kernel messages of our own: {err}")
+    yield folder
+    wait_until(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
+
+
+def test_a_real_kill(tmp_path: Path, clock: ManualClock, limited: Path) -> None:
+    """The kernel kills a process at its container's limit: one incident, with victim, cgroup and container."""
+    watch = Watch(LogFiles({}), KernelMessages(), Archive(str(tmp_path / "a.sqlite")), clock)
+    watch.round()
+    code = f"open({str(limited / 'cgroup.procs')!r}, 'w').write('0')\nheld = [bytearray(1 << 20) for _ in range(4096)]"
+    victim = subprocess.Popen([sys.executable, "-c", code])
+    assert victim.wait() == -signal.SIGKILL
+
+    def told() -> bool:
+        watch.round()
+        clock.advance(2.0)
+        return watch.facts is not None and bool(watch.facts.recent)
+
+    wait_until(told)
+    assert watch.facts is not None
+    (recorded,) = watch.facts.recent
+    assert recorded.incident.category == "host_oom_kill_cgroup"
+    assert recorded.incident.fields["pid"] == victim.pid
+    containers = ContainerFacts({"cd" * 32: Container("cd" * 32, "web")})
+    assert recent.owner(recorded, recent.Scene((), (), (), {}, containers)).workload.container == "web"
+    watch.close()
