@@ -175,7 +175,8 @@ class Process:
 
     `listening` and `remote` are None where its sockets could not be read. `init` is PID 1 of a PID namespace.
     `live_threads` and `children` are read for zombies, `stack` for a process that ignores SIGKILL, `remote` for
-    relatives of an engine's worker that has no server.
+    relatives of an engine's worker that has no server. `memory_room_ratio` is what is left of the tightest memory limit
+    of its cgroups, 1 without a limit, None where we may not look.
     """
 
     pid: int
@@ -195,6 +196,7 @@ class Process:
     live_threads: tuple[int, ...] = ()
     children: tuple[int, ...] = ()
     remote: bool | None = None
+    memory_room_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,6 +541,7 @@ class EngineReport:
     places: tuple[Place, ...] = ()
     pids: frozenset[int] = frozenset()
     budgets: Mapping[Place, int] = field(default_factory=dict)
+    memory_available_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def think(
     *confirm_seconds* replaces how long a suspicion of an orphan must hold: a person at a terminal waits less.
     """
     history, nvml = state.history, snapshot.nvml
-    told = engines.judge(snapshot.engines, nvml, history, snapshot.mono)
+    told = engines.judge(snapshot.engines, nvml, history, snapshot.mono, snapshot.host)
     report = Report(
         time=snapshot.time,
         health=snapshot.health,

@@ -14,6 +14,7 @@ from gpu_oom_exporter.model import (
     EngineRank,
     EngineReport,
     EngineState,
+    HostFacts,
     NvmlFacts,
     Place,
     Process,
@@ -25,7 +26,11 @@ STARVED_RATIO = 0.95
 
 
 def judge(
-    facts: Iterable[EngineFacts], nvml: NvmlFacts | None, history: History, mono: float
+    facts: Iterable[EngineFacts],
+    nvml: NvmlFacts | None,
+    history: History,
+    mono: float,
+    host: HostFacts | None = None,
 ) -> tuple[EngineReport, ...]:
     """What to tell of each engine."""
     reports = []
@@ -63,11 +68,23 @@ def judge(
                 places=tuple(where),
                 pids=pids,
                 budgets=_budgets(engine, where),
+                memory_available_ratio=_memory_available_ratio(pids, nvml, host),
             )
         )
     for key in history.ranks.keys() - ranks_seen:
         del history.ranks[key]
     return tuple(reports)
+
+
+def _memory_available_ratio(pids: frozenset[int], nvml: NvmlFacts | None, host: HostFacts | None) -> float | None:
+    """What is left of the tightest of the host's RAM and the memory limits over *pids*; None unless all are known."""
+    if nvml is None or host is None or not host.memory_total_bytes or host.memory_available_bytes is None:
+        return None
+    rooms = [process.memory_room_ratio for pid, process in nvml.processes.items() if pid in pids]
+    known = [room for room in rooms if room is not None]
+    if not known or len(known) < len(rooms):
+        return None
+    return min(host.memory_available_bytes / host.memory_total_bytes, *known)
 
 
 def state_of(engine: EngineFacts, history: History) -> EngineState:

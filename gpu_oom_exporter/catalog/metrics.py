@@ -602,6 +602,16 @@ METRICS: tuple[Metric, ...] = (
         "Engines",
     ),
     Metric(
+        "gpu_oom_engine_memory_available_ratio",
+        "gauge",
+        "Host memory left to the engine, 0 to 1: of the host's RAM or of its cgroup's limit, whichever is tighter."
+        " Absent when a limit cannot be read.",
+        ENGINE,
+        PER_ENGINE,
+        _engine(lambda e: e.memory_available_ratio),
+        "Engines",
+    ),
+    Metric(
         "gpu_oom_engine_max_model_len_tokens",
         "gauge",
         "Longest context the engine accepts.",

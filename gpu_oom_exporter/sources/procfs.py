@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from gpu_oom_exporter.catalog.containers import workload_of
 from gpu_oom_exporter.catalog.engines import ADOPTERS, role_of
 from gpu_oom_exporter.model import Process
+from gpu_oom_exporter.sources.cgroups import room_ratio
 
 HOST_PID_NAMESPACE = "pid:[4026531836]"
 """The initial PID namespace has a fixed inode (PROC_PID_INIT_INO in the kernel's proc_ns.h)."""
@@ -48,6 +49,7 @@ class _Known:
     ports_at: float = float("-inf")
     remote_at: float = float("-inf")
     freezer: str = ""
+    memory: str = ""
     argv_looks: int = 1
 
 
@@ -65,6 +67,7 @@ class Reader:
         self._pass = float("-inf")
         self._tables: dict[str, list[tuple[bytes, bytes, bytes, bytes]]] = {}
         self._freezers: dict[str, tuple[float, bool]] = {}
+        self._rooms: dict[str, tuple[float, float | None]] = {}
         self._census: dict[int, tuple[int, str]] = {}
         self._census_at = float("-inf")
         self._servers: dict[int, tuple[int, str, tuple[str, ...], int]] = {}
@@ -166,7 +169,7 @@ class Reader:
         comm, state, ppid, start, session = stat
         if known is None or known.process.start_ticks != start or known.process.comm != comm:
             known = _Known(self._identify(Process(pid, start, comm, state, ppid, session=session)), mono)
-            known.freezer = self._freezer(pid)
+            _, known.freezer, known.memory = self._cgroups(pid)
         elif known.process.state != state or known.process.ppid != ppid:
             known.process = replace(known.process, state=state, ppid=ppid)
         if (not known.process.argv or known.argv_looks < ARGV_LOOKS) and known.looked < mono and state not in "ZX":
@@ -180,6 +183,9 @@ class Reader:
             ports = self.listening(pid)
             if ports != known.process.listening:
                 known.process = replace(known.process, listening=ports)
+        room = self._room(known.memory, mono)
+        if room != known.process.memory_room_ratio:
+            known.process = replace(known.process, memory_room_ratio=room)
         trouble = self._trouble(pid, state, known.freezer, mono)
         now = known.process
         if trouble != (now.frozen, now.sigkill, now.stack, now.live_threads, now.children):
@@ -232,10 +238,14 @@ class Reader:
             children += [int(word) for word in text.split() if word.isdigit()]
         return tuple(threads), tuple(children)
 
-    def _freezer(self, pid: int) -> str:
-        """The file under the cgroup root that says whether *pid*'s cgroup is frozen, or nothing."""
-        _, freezer = self._cgroups(pid)
-        return freezer
+    def _room(self, folder: str, mono: float) -> float | None:
+        at, room = self._rooms.get(folder, (float("-inf"), None))
+        if mono - at >= self.fresh_seconds:  # the processes of one container ask for the same folder
+            room = room_ratio(self.cgroupfs, folder)
+            if len(self._rooms) > FREEZERS:
+                self._rooms.clear()
+            self._rooms[folder] = (mono, room)
+        return room
 
     def _frozen(self, freezer: str, mono: float) -> bool:
         at, frozen = self._freezers.get(freezer, (float("-inf"), False))
@@ -375,19 +385,25 @@ class Reader:
         argv = self._argv(pid, process.state)
         return replace(process, user=user, cgroup=self._cgroups(pid)[0], argv=argv, init=init)
 
-    def _cgroups(self, pid: int) -> tuple[str, str]:
-        """(cgroup path, freezer file under the cgroup root) of *pid*; v2 where it says something, else v1."""
-        path, freezer = "", ""
+    def _cgroups(self, pid: int) -> tuple[str, str, str]:
+        """(cgroup path, freezer file, memory folder) of *pid*, the latter below the cgroup root.
+
+        v2 where it says something, else v1; memory is accounted where its controller is.
+        """
+        unified = memory = freezer = ""
         for entry in (self._bytes(f"{pid}/cgroup") or b"").decode(errors="replace").splitlines():
             number, _, rest = entry.partition(":")
             controllers, _, own = rest.partition(":")
-            if number == "0" and own not in ("", "/"):
-                return own, f"{own.lstrip('/')}/cgroup.events"
-            if number == "0" or (not path and "memory" in controllers.split(",")):
-                path = path if len(path) > 1 else own
+            if number == "0":
+                unified = own
+            if "memory" in controllers.split(","):
+                memory = own
             if "freezer" in controllers.split(",") and own not in ("", "/"):
                 freezer = f"freezer{own}/freezer.state"
-        return path, freezer
+        if unified not in ("", "/"):
+            freezer = f"{unified.lstrip('/')}/cgroup.events"
+        path = unified if unified not in ("", "/") else memory or unified
+        return path, freezer, f"memory{memory}" if memory else unified
 
     def _argv(self, pid: int, state: str) -> tuple[str, ...]:
         """The command line, or nothing when a thread of the process may hold the lock that reading it takes."""

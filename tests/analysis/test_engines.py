@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gpu_oom_exporter.model import Answer, EngineRank, EngineState, GpuInstance, Memory, Place
+from gpu_oom_exporter.model import Answer, EngineRank, EngineState, GpuInstance, HostFacts, Memory, Place
 from tests.analysis.facts import GIB, PLACE, PLACES, Thinker, engine, gpu, nvml, on_gpu, process
 
 ASLEEP = EngineRank("0", kv_used_ratio=0.0, kv_capacity_tokens=100, asleep=True, gpu_memory_utilization=0.9)
@@ -110,6 +110,28 @@ def test_budget_of_a_loading_engine(argv: str, budget: int | None) -> None:
     (report,) = Thinker()(nvml=facts, engines=(loading,)).engines
     assert report.budgets.get(PLACE) == budget
     assert report.loading_seconds == 33.0
+
+
+@pytest.mark.parametrize(
+    ("rooms", "available", "ratio"),
+    [
+        ((1.0, 1.0), 32, 0.25),
+        ((0.1, 1.0), 32, 0.1),
+        ((0.1, None), 32, None),
+        ((None, None), 32, None),
+        ((1.0, 1.0), None, None),
+    ],
+)
+def test_host_memory(rooms: tuple[float | None, float | None], available: int | None, ratio: float | None) -> None:
+    """The tighter of the host's RAM and the engine's own limits; a limit that cannot be read leaves it unknown."""
+    server = process(10, "vllm", listening=frozenset({8000}), memory_room_ratio=rooms[0])
+    worker = process(11, "VLLM::EngineCor", 10, memory_room_ratio=rooms[1])
+    report = Thinker()(
+        nvml=nvml(gpu(on_gpu(10), on_gpu(11)), processes=(server, worker)),
+        engines=(engine(port=8000),),
+        host=HostFacts(128, available),
+    )
+    assert report.engines[0].memory_available_ratio == ratio
 
 
 def test_asleep_has_no_pool() -> None:
