@@ -358,7 +358,8 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """What the logs have told: totals by category since the archive began, and the incidents of the last half hour.
+    """What the logs have told: totals by category since the archive began, and the incidents of the last half hour
+    (the newest 1,000).
 
     *gaps* counts by reason what could not be read without loss; *dropped_lines* are those a storm cost. *kernel* says
     whether the kernel's messages are read, *xids* counts those it told of by PCI address and number.

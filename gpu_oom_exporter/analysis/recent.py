@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpu_oom_exporter.catalog.categories import CATEGORIES, Group, Severity
 from gpu_oom_exporter.catalog.containers import workload_of
 from gpu_oom_exporter.model import (
+    NO_WORKLOAD,
     ContainerFacts,
     EngineFacts,
     EngineReport,
@@ -24,6 +25,12 @@ RECENT_SECONDS, STARTUP_SECONDS = 900.0, 1800.0
 """How long an incident counts as recent; a failed start is tried again, so it counts for longer (`design.md` §4)."""
 
 DEATH_SECONDS = 1800.0
+SAME_EVENT_SECONDS = 60.0
+"""A kill that the kernel tells of explains what else ended in its container this close to it."""
+
+ENDS = frozenset({"worker_sigkilled", "engine_core_died"})
+"""How a kill looks from inside: by themselves SIGKILL and exit 137 prove no lack of memory."""
+
 MOST_SERIES = 32
 """Series of recent incidents; what does not fit is summed under its group alone."""
 
@@ -47,11 +54,10 @@ def totals(logs: LogFacts) -> dict[str, int]:
 def recent(logs: LogFacts, time: float, scene: Scene) -> dict[Whose, int]:
     """Incidents of the last minutes by group and owner, at most `MOST_SERIES` of them."""
     counts: dict[Whose, int] = {}
-    for recorded in logs.recent:
+    for recorded, whose in _events(logs, scene):
         group = CATEGORIES[recorded.incident.category].group
         if time - recorded.time > (STARTUP_SECONDS if group is Group.STARTUP else RECENT_SECONDS):
             continue
-        whose = owner(recorded, scene)
         if whose not in counts and len(counts) >= MOST_SERIES - len(Group):
             whose = Whose(group.value)
         counts[whose] = counts.get(whose, 0) + 1
@@ -61,12 +67,32 @@ def recent(logs: LogFacts, time: float, scene: Scene) -> dict[Whose, int]:
 def deaths(logs: LogFacts, time: float, scene: Scene) -> dict[str, int]:
     """Engine → how often it died of an incident within half an hour; a clean end leaves none."""
     found: dict[str, int] = {}
-    for recorded in logs.recent:
+    for recorded, whose in _events(logs, scene):
         fatal = CATEGORIES[recorded.incident.category].severity is Severity.CRITICAL
-        engine = owner(recorded, scene).engine
-        if fatal and engine and time - recorded.time <= DEATH_SECONDS:
-            found[engine] = found.get(engine, 0) + 1
+        if fatal and whose.engine and time - recorded.time <= DEATH_SECONDS:
+            found[whose.engine] = found.get(whose.engine, 0) + 1
     return found
+
+
+def _events(logs: LogFacts, scene: Scene) -> list[tuple[Recorded, Whose]]:
+    """The recent incidents and whose they are, without what a kill of the kernel's explains: it is told twice."""
+    owned = [(recorded, owner(recorded, scene)) for recorded in logs.recent]
+    kills = [
+        (recorded.time, whose)
+        for recorded, whose in owned
+        if recorded.origin.kind == "kernel" and CATEGORIES[recorded.incident.category].group is Group.HOST_OOM
+    ]
+    return [
+        (recorded, whose)
+        for recorded, whose in owned
+        if recorded.incident.category not in ENDS
+        or not any(abs(time - recorded.time) <= SAME_EVENT_SECONDS and _same(whose, killed) for time, killed in kills)
+    ]
+
+
+def _same(one: Whose, other: Whose) -> bool:
+    by_engine = one.engine != "" and one.engine == other.engine
+    return by_engine or (one.workload != NO_WORKLOAD and one.workload == other.workload)
 
 
 def owner(recorded: Recorded, scene: Scene) -> Whose:

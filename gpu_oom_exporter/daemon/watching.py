@@ -32,6 +32,7 @@ COMMIT_SECONDS = 1.0
 """Positions are written at most this often, incidents at once."""
 
 RECENT_SECONDS = 1800.0
+MOST_RECENT = 1000
 CHUNKS_PER_ROUND = 8
 ENTRIES_PER_ROUND = 1000
 KEPT_PLACES = 4096
@@ -125,7 +126,7 @@ class Watch:
         self._streams: dict[tuple[str, str], _Stream] = {}
         self._by_kernel, self._voices = _Entries(), _Voices()
         self._ended: dict[str, LogPosition] = {}
-        self._recent: deque[Recorded] = deque()
+        self._recent: deque[Recorded] = deque(maxlen=MOST_RECENT)
         self._totals: dict[str, tuple[int, float]] = {}
         self._dropped_lines = 0
         self._looked = self._committed = float("-inf")

@@ -102,3 +102,28 @@ def test_deaths() -> None:
         )
     ).engine_deaths  # fmt: skip
     assert found == {"chat": 2}
+
+
+def test_one_death_told_twice() -> None:
+    """What an engine's log says of its end is explained by the kernel's kill in its container, within a minute only."""
+    kernel = LogOrigin("kernel", "kernel")
+    cgroup = f"/system.slice/docker-{ID}.scope"
+    log = LogOrigin(f"docker:{ID}", "docker", ID)
+    other = LogOrigin("pod:x", "pod", "", "prod", "other", "vllm")
+    known = ContainerFacts({ID: Container(ID, "vllm", "prod", "vllm-0")})
+
+    def groups(*recorded: Recorded) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for whose, count in Thinker()(containers=known, logs=logs(*recorded)).incidents_recent.items():
+            found[whose.group] = found.get(whose.group, 0) + count
+        return found
+
+    kill = happened("host_oom_kill_cgroup", kernel, ago=100.0, cgroup=cgroup)
+    dead, sigkilled = happened("engine_core_died", log, ago=90.0), happened("worker_sigkilled", log, ago=110.0)
+    assert groups(kill, dead, sigkilled) == {"host_oom": 1}
+    assert groups(dead, sigkilled) == {"host_oom": 1, "engine_died": 1}, "SIGKILL alone is told for what it is"
+    assert groups(kill, happened("engine_core_died", log, ago=30.0)) == {"host_oom": 1, "engine_died": 1}
+    assert groups(kill, happened("engine_core_died", other, ago=100.0)) == {"host_oom": 1, "engine_died": 1}
+    assert groups(kill, happened("cuda_oom_runtime", log, ago=100.0)) == {"host_oom": 1, "cuda_oom": 1}
+    forged = happened("host_oom_kill_cgroup", log, ago=100.0, cgroup=cgroup)
+    assert groups(forged, dead)["engine_died"] == 1
