@@ -253,6 +253,7 @@ def bench(folder: Path, pids: list[int], seconds: float, peer: bool) -> None:
     generate_latest(CollectorRegistry())
     bench_openers(folder)
     bench_logs(folder)
+    bench_storm(folder)
     if peer:
         bench_peer(folder, scenario, seconds)
 
@@ -322,6 +323,57 @@ def bench_logs(folder: Path) -> None:
         row(f"{name}, {megabytes:.0f} MB, {found} incidents", f"{megabytes / ours:.0f} MB/s, +{grown:.0f} MiB", target)
         row("  grep -cE, the same literals", f"{megabytes / theirs:.0f} MB/s")
         path.unlink()
+
+
+STORM_MB_PER_SECOND, STORM_SECONDS = 50, 20
+
+
+def bench_storm(folder: Path) -> None:
+    """How late the tick is while a watched log grows by 50 MB/s, beside the same daemon while it does not grow."""
+    port = 19141
+    url = f"http://127.0.0.1:{port}/metrics"
+    path, config = folder / "storm.log", folder / "storm.yaml"
+    path.touch()
+    config.write_text(f"logs: {{files: [{{path: {path}}}], containers: false, kernel: false, journal: false}}")
+    command = [*COMMAND, "serve", f"--web.listen-address=127.0.0.1:{port}", f"--storage.path={folder}/storage-of-storm"]
+    with running([*command, f"--config.file={config}"], folder / "storm-daemon.log") as process:
+        until(lambda: "gpu_oom_log_files 1" in get(url).decode())
+        calm = lateness_ms(url, STORM_SECONDS)
+        storm = threading.Thread(target=rage, args=(path,))
+        before, began = cpu_seconds(process.pid), time.monotonic()
+        storm.start()
+        late = lateness_ms(url, STORM_SECONDS)
+        share = (cpu_seconds(process.pid) - before) / (time.monotonic() - began)
+        storm.join()
+        row("tick lateness p50 / most, quiet log", f"{calm} ms")
+        row(f"  while it grows by {STORM_MB_PER_SECOND} MB/s", f"{late} ms")
+        row("  CPU, and lines dropped", f"{share * 100:.0f} %, {value_of(url, 'gpu_oom_log_lines_dropped_total'):.0f}")
+
+
+def rage(path: Path) -> None:
+    """Write ordinary lines of a server, so many MB each second."""
+    lines = "".join((STATS if n % 10 == 0 else ACCESS).format(time="10:00:01", n=n, w=n % 100) for n in range(9000))
+    portion = (lines.encode() * 10)[: STORM_MB_PER_SECOND * 50_000]
+    with path.open("ab") as file:
+        began = time.monotonic()
+        for n in range(STORM_SECONDS * 20):
+            file.write(portion[: portion.rindex(b"\n") + 1])
+            time.sleep(max(0.0, began + (n + 1) / 20 - time.monotonic()))
+
+
+def lateness_ms(url: str, seconds: int) -> str:
+    """Median and largest of what the daemon says its ticks were late by, asked twice a second."""
+    found = []
+    for _ in range(2 * seconds):
+        found.append(value_of(url, "gpu_oom_tick_lateness_seconds") * 1000)
+        time.sleep(0.5)
+    return f"{statistics.median(found):.1f} / {max(found):.1f}"
+
+
+def value_of(url: str, name: str) -> float:
+    """The sum of the samples *name* of the page at *url*."""
+    lines = get(url).decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
 
 CROWD, DESCRIPTORS = 2000, 50

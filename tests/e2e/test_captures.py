@@ -75,7 +75,7 @@ async def test_capture(capture: Path, tmp_path: Path, clock: ManualClock, update
     async def fetch(url: str, limit: int, token: str | None, timeout: float) -> bytes:
         return page if url.endswith("/metrics") else b'{"version": "0.32.0"}'
 
-    proc = ProcReader(str(root))
+    proc = ProcReader(str(root), cgroupfs=str(tmp_path / "sys" / "fs" / "cgroup"))
     settings = config.Config(engines=(config.Engine(name="chat", url="http://127.0.0.1:8000"),))
     addresses = [gpu["bus"][4:].lower() for gpu in reply["gpus"]]
     sources = (
