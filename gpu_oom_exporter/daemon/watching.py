@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
 """How often new files are looked for."""
 
+AGAIN_SECONDS = 30.0
+"""How often a journal that cannot be read is tried."""
+
 IDLE_SECONDS = 0.25
 """How long the thread sleeps when nothing was new."""
 
@@ -129,7 +132,8 @@ class Watch:
         self._recent: deque[Recorded] = deque(maxlen=MOST_RECENT)
         self._totals: dict[str, tuple[int, float]] = {}
         self._dropped_lines = 0
-        self._looked = self._committed = float("-inf")
+        self._looked = self._committed = self._tried = float("-inf")
+        self._journal_began = self._said = ""
         self._pending: list[Recorded] = []
         self._refused: set[str] = set()
         self._began = False
@@ -172,6 +176,8 @@ class Watch:
                 source.begin(positions.get(stream), known=bool(positions))
                 if not source.readable:
                     log.info("log not watched", extra={"stream": stream, "detail": source.detail})
+                    self._said = source.detail
+        self._journal_began = self.journal.cursor if self.journal is not None else ""
         self._began = True
 
     def round(self) -> bool:
@@ -183,6 +189,14 @@ class Watch:
             self.files.look()
             self._say_refusals()
             self._looked = now
+        if self.journal is not None and not self.journal.readable and now - self._tried >= AGAIN_SECONDS:
+            self._tried = now
+            if self.journal.detail != self._said:
+                log.warning("log not watched", extra={"stream": JOURNAL_STREAM, "detail": self.journal.detail})
+            self.journal.again()
+            self._said = self.journal.detail
+            if self.journal.readable:
+                log.info("log watched", extra={"stream": JOURNAL_STREAM})
         busy = False
         for event in self.files.read(CHUNKS_PER_ROUND):
             if isinstance(event, Chunk):
@@ -266,7 +280,7 @@ class Watch:
             positions[KERNEL_STREAM] = LogPosition(self.kernel.boot, 0, number)
         if self.journal is not None and self.journal.readable:
             last = self._voices.settled()
-            cursor = last.cursor if last is not None else self.journal.began_at
+            cursor = last.cursor if last is not None else self._journal_began
             if cursor:
                 positions[JOURNAL_STREAM] = LogPosition(cursor, 0, 0)
         return positions

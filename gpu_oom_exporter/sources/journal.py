@@ -44,14 +44,15 @@ class Entry:
 
 @dataclass(slots=True)
 class Journal:
-    """Reads the journal below *roots*, the first that is there."""
+    """Reads the journal below *roots*, the first that is there; *cursor* is the entry before the next."""
 
     roots: tuple[str, ...] = ("/var/log/journal", "/run/log/journal")
     detail: str = ""
-    began_at: str = ""  # cursor of the entry before the first that is read
+    cursor: str = ""
     _reader: Any = field(default=None)
     _ahead: Any = None
     _count: int = 0
+    _came_after_us: bool = False
 
     @property
     def readable(self) -> bool:
@@ -60,7 +61,9 @@ class Journal:
 
     def begin(self, position: LogPosition | None, known: bool) -> None:
         """Go on after *position*; without one at the start if there were none to have, else with what comes."""
+        self.cursor = position.file if position is not None else ""
         root = next((root for root in self.roots if os.path.isdir(root)), None)
+        self._came_after_us = self._came_after_us or root is None
         if root is None:
             self.detail = f"there is no {' and no '.join(self.roots)}"
             return
@@ -72,8 +75,8 @@ class Journal:
         try:
             reader = JournalReader()
             reader.open_directory(root)
+            _ = reader.fd  # once it was asked for, libsystemd looks for the files that come by rotation
             if position is not None:
-                self.began_at = position.file
                 reader.seek_cursor(position.file.encode())
                 self._ahead = reader.next()
                 if self._ahead and self._ahead.cursor.decode() == position.file:
@@ -83,11 +86,16 @@ class Journal:
                 if not reader.previous():  # it gives the last but one, so there is at most one
                     reader.seek_head()
                 while entry := reader.next():
-                    self.began_at = entry.cursor.decode()
+                    self.cursor = entry.cursor.decode()
         except Exception as err:  # noqa: BLE001 - cysystemd raises its own and the C library's
             self.detail = f"{root}: {err}"
             return
         self._reader = reader
+        self.detail = ""
+
+    def again(self) -> None:
+        """Go on where reading stopped: a journal can fail while it is rotated, or appear after us."""
+        self.begin(LogPosition(self.cursor, 0, 0) if self.cursor else None, known=self._came_after_us)
 
     def read(self, most: int) -> Iterator[Entry]:
         """Up to *most* entries that are new."""
@@ -100,12 +108,13 @@ class Journal:
                 if not found:
                     return
                 self._count += 1
-                entry = entry_of(self._count, found.cursor.decode(), dict(found.data), found.get_realtime_usec())
+                self.cursor = found.cursor.decode()
+                entry = entry_of(self._count, self.cursor, dict(found.data), found.get_realtime_usec())
                 if entry is not None:
                     yield entry
         except Exception as err:  # noqa: BLE001 - cysystemd raises its own and the C library's
-            self.detail = f"journal: {err}"
-            self._reader = None
+            self.detail = f"{self.roots[0]}: {err}"
+            self._reader = self._ahead = None
 
     def close(self) -> None:
         """Let go of the journal."""

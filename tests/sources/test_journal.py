@@ -37,19 +37,21 @@ class Written:
         self.root = folder / "journal"
         self.root.mkdir()
         self.count = 0
+        self.file = "remote.journal"
 
     def add(self, message: str | bytes, **fields: str) -> None:
         self.count += 1
         raw = message.encode() if isinstance(message, str) else message
         head = {
             "__REALTIME_TIMESTAMP": str(1767225600000000 + self.count * 1000),
+            "__MONOTONIC_TIMESTAMP": str(self.count * 1000),
             "_BOOT_ID": "5b1c0d3e7a884f2b9be4c9e1f0a3d612",
             **fields,
         }
         entry = b"".join(f"{name}={value}\n".encode() for name, value in head.items())
         entry += b"MESSAGE\n" + len(raw).to_bytes(8, "little") + raw + b"\n\n"
         subprocess.run(
-            [str(REMOTE), "-o", str(self.root / "remote.journal"), "-"], input=entry, check=True, capture_output=True
+            [str(REMOTE), "-o", str(self.root / self.file), "-"], input=entry, check=True, capture_output=True
         )
 
 
@@ -154,6 +156,45 @@ def test_gone(written: Written) -> None:
     after = Journal((str(written.root),))
     after.begin(LogPosition(cursor, 0, 0), known=True)
     assert [entry.number for entry in after.read(10)] == [1, 2]
+
+
+def test_comes_and_fails(tmp_path: Path, clock: ManualClock) -> None:
+    """A journal that comes after us is read from its start; one that fails goes on where it stopped, and it is said."""
+    folder = tmp_path / "a" / ("5b1c0d3e" * 4)
+    folder.mkdir(parents=True)
+    journal = Journal((str(tmp_path / "none"),))
+    found = Watch(LogFiles({}), None, Archive(str(tmp_path / "a.sqlite")), clock, journal)
+    found.round()
+    written = Written(folder)
+    written.add(E, **UNIT)
+    journal.roots = (str(folder / "journal"),)
+    clock.advance(31.0)
+    assert facts(found, clock).totals == {"cuda_oom_generic": 1}
+    journal._reader = object()  # as good as one whose file is gone
+    found.round()
+    assert not journal.readable
+    assert "process_events" in journal.detail
+    written.add(XID, **KERNEL)
+    clock.advance(31.0)
+    assert facts(found, clock).totals == {"cuda_oom_generic": 1, "gpu_lost": 1}
+    found.close()
+
+
+def test_machine_and_rotation(tmp_path: Path, clock: ManualClock) -> None:
+    """journald keeps files in a folder named after the machine, and begins new ones."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    written = Written(folder)
+    (written.root / ("5b1c0d3e" * 4)).mkdir()
+    written.file = f"{'5b1c0d3e' * 4}/system.journal"
+    written.add("before", **UNIT)
+    found = watch(written, clock)
+    written.add(E, **UNIT)
+    first = written.root / written.file
+    first.rename(first.with_name(f"system@{'a' * 32}-0000000000000001-0005e4f0a3d61200.journal"))
+    written.add(XID, **KERNEL)
+    assert facts(found, clock).totals == {"cuda_oom_generic": 1, "gpu_lost": 1}
+    found.close()
 
 
 def test_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
