@@ -16,7 +16,7 @@ import pytest
 
 from gpu_oom_exporter.analysis import recent
 from gpu_oom_exporter.daemon.watching import LOOK_SECONDS, Watch, WatchSource
-from gpu_oom_exporter.model import Container, ContainerFacts, LogFacts
+from gpu_oom_exporter.model import Container, ContainerFacts, LogFacts, Recorded
 from gpu_oom_exporter.publish.archive import Archive
 from gpu_oom_exporter.sources.board import SourceError
 from gpu_oom_exporter.sources.logs import KernelMessages, LogFiles, patterns_of
@@ -270,7 +270,7 @@ def test_a_storm(scenario: Scenario, start_daemon: StartDaemon, tmp_path: Path) 
 def limited() -> Iterator[Path]:
     """A memory cgroup of 64 MiB of the kernel that runs the tests, named like a container's."""
     root = Path("/sys/fs/cgroup/memory")
-    folder = root / f"docker-{'cd' * 32}.scope"
+    folder = root / f"docker-{os.getpid():064x}.scope"
     try:
         folder.mkdir()
         (folder / "memory.limit_in_bytes").write_text(str(64 << 20))
@@ -291,16 +291,16 @@ def test_a_real_kill(tmp_path: Path, clock: ManualClock, limited: Path) -> None:
     victim = subprocess.Popen([sys.executable, "-c", code])
     assert victim.wait() == -signal.SIGKILL
 
-    def told() -> bool:
+    def told() -> list[Recorded]:  # this machine may kill others meanwhile
         watch.round()
         clock.advance(2.0)
-        return watch.facts is not None and bool(watch.facts.recent)
+        recent = watch.facts.recent if watch.facts is not None else ()
+        return [recorded for recorded in recent if recorded.incident.fields.get("pid") == victim.pid]
 
     wait_until(told)
-    assert watch.facts is not None
-    (recorded,) = watch.facts.recent
+    (recorded,) = told()
     assert recorded.incident.category == "host_oom_kill_cgroup"
-    assert recorded.incident.fields["pid"] == victim.pid
-    containers = ContainerFacts({"cd" * 32: Container("cd" * 32, "web")})
+    container_id = f"{os.getpid():064x}"
+    containers = ContainerFacts({container_id: Container(container_id, "web")})
     assert recent.owner(recorded, recent.Scene((), (), (), {}, containers)).workload.container == "web"
     watch.close()

@@ -86,7 +86,7 @@ def test_this_kernel() -> None:
 
 def test_a_real_limit() -> None:
     """A real v1 memory cgroup with a limit and nobody in it has all its room."""
-    folder = Path("/sys/fs/cgroup/memory/gpu-oom-exporter-test")
+    folder = Path(f"/sys/fs/cgroup/memory/gpu-oom-exporter-test-{os.getpid()}")
     try:
         folder.mkdir()
         (folder / "memory.limit_in_bytes").write_text(str(64 << 20))
