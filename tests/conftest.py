@@ -249,6 +249,7 @@ def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
                     "serve",
                     "--web.listen-address=127.0.0.1:0",
                     f"--storage.path={tmp_path}/storage",
+                    *(f"--path.{log}={tmp_path}/none" for log in ("docker-logs", "pod-logs", "journal", "kmsg")),
                     *arguments,
                 ],
                 stderr=log,

@@ -223,8 +223,7 @@ def test_on_the_page(scenario: Scenario, start_daemon: StartDaemon, tmp_path: Pa
     pod = tmp_path / "pods" / "prod_vllm-0_3f2a" / "vllm" / "0.log"
     pod.parent.mkdir(parents=True)
     pod.touch()
-    roots = (f"--path.pod-logs={tmp_path}/pods", f"--path.docker-logs={tmp_path}/none", f"--path.kmsg={tmp_path}/none")
-    daemon = start_daemon(*roots)
+    daemon = start_daemon(f"--path.pod-logs={tmp_path}/pods")
     daemon.wait_for("gpu_oom_log_files", 1.0)
     assert daemon.value('gpu_oom_incidents_total{category="cuda_oom_generic"}') == 0.0
     with pod.open("a") as log:
@@ -235,7 +234,7 @@ def test_on_the_page(scenario: Scenario, start_daemon: StartDaemon, tmp_path: Pa
     )
     daemon.wait_for(series, 1.0)
     daemon.stop()
-    again = start_daemon(*roots)
+    again = start_daemon(f"--path.pod-logs={tmp_path}/pods")
     again.wait_for('gpu_oom_incidents_total{category="cuda_oom_generic"}', 1.0)
     again.wait_for(series, 1.0)
 
