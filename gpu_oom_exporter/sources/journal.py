@@ -60,7 +60,10 @@ class Journal:
         return self._reader is not None
 
     def begin(self, position: LogPosition | None, known: bool) -> None:
-        """Go on after *position*; without one at the start if there were none to have, else with what comes."""
+        """Go on after *position*; without one with what comes, or at the start of a journal that came after us.
+
+        *known* makes no difference: a host that we know may have had its journal, or the extra, only since.
+        """
         self.cursor = position.file if position is not None else ""
         root = next((root for root in self.roots if os.path.isdir(root)), None)
         self._came_after_us = self._came_after_us or root is None
@@ -81,7 +84,7 @@ class Journal:
                 self._ahead = reader.next()
                 if self._ahead and self._ahead.cursor.decode() == position.file:
                     self._ahead = None  # else it is gone, and this the first after it
-            elif not known:
+            elif not self._came_after_us:
                 reader.seek_tail()
                 if not reader.previous():  # it gives the last but one, so there is at most one
                     reader.seek_head()
@@ -95,7 +98,7 @@ class Journal:
 
     def again(self) -> None:
         """Go on where reading stopped: a journal can fail while it is rotated, or appear after us."""
-        self.begin(LogPosition(self.cursor, 0, 0) if self.cursor else None, known=self._came_after_us)
+        self.begin(LogPosition(self.cursor, 0, 0) if self.cursor else None, known=True)
 
     def read(self, most: int) -> Iterator[Entry]:
         """Up to *most* entries that are new."""

@@ -100,6 +100,14 @@ def test_from_before(written: Written, clock: ManualClock) -> None:
     found.close()
 
 
+def test_extra_comes_later(written: Written) -> None:
+    """A daemon that has positions of other logs, and reads the journal for the first time, does not tell its past."""
+    journal = Journal((str(written.root),))
+    journal.begin(None, known=True)
+    written.add(E, **UNIT)
+    assert [entry.number for entry in journal.read(10)] == [2]
+
+
 def test_who_speaks_for_the_host(written: Written, clock: ManualClock) -> None:
     """Kernel lines count by the kernel's transport, systemd's by root's systemd; what anybody else writes is forged."""
     found = watch(written, clock)
